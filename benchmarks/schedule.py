@@ -36,8 +36,7 @@ from benchmarks.schedule_graphs import Subject, process_groups, recorded_halves,
 from examples.sharded_llama import LLAMA3_8B
 from policylang.api.load import load_device
 from policylang.errors import PolicyMatchError, PolicyMeaningError
-from policylang.graph.facts import Facts, Flag, InputKind, Phase
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, InputKind, Phase, Schedule, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network
 from policylang.language.devices.reading import read_table
 from policylang.language.diagnostics import Diagnostic, is_error

@@ -21,8 +21,7 @@ from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
 
 import policylang
 from policylang.graph.blocks import blocks_of
-from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule
+from policylang.graph.facts import Facts, Schedule
 from policylang.language.diagnostics import is_error
 from policylang.language.syntax import Action
 from policylang.planning.capabilities import JOINT

@@ -12,7 +12,7 @@ policy every_2nd_layer
 
 blocks {layers,layer,h,block,blocks,stages,transformer_blocks,single_transformer_blocks,down_blocks,up_blocks}.*
 
-recompute everything in every 2nd block
+recompute everything in every 2nd block  # allow: APL705, as TorchTitan did
 optional save everything in every 2nd block where crosses block  # the last block of a bare stack hands nothing on
 
 # Running statistics, counters and caches: read again in the backward, they would already hold the next step's values.

@@ -18,7 +18,7 @@
 
 policy memory_staged
 
-recompute everything  # allow: APL701, stages and not blocks are recomputed one at a time
+recompute everything  # allow: APL701, APL705, stages and not blocks are recomputed one at a time
 optional save everything where crosses cut per 2 GiB    # a forward that makes less has no cut
 
 optional save topk                                      # MoE: recomputed routing may route differently

@@ -14,7 +14,7 @@ policy torchtitan_full
 
 blocks {layers,layer,h,block,blocks,stages,transformer_blocks,single_transformer_blocks,down_blocks,up_blocks}.*
 
-recompute everything in block
+recompute everything in block  # allow: APL705, as TorchTitan does
 save everything in block where crosses block
 
 # Running statistics, counters and caches: read again in the backward, they would already hold the next step's values.

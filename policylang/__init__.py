@@ -55,13 +55,14 @@ import_module("policylang.report")
 
 
 def report(subject: Any) -> Report:
-    """What was decided on a graph or a compiled model, by which line, and what came of it.
+    """The decisions on a graph or a compiled model, the line behind each, and their effect.
 
-    ``subject`` is a graph that a policy was applied to or that a policy partitioned (either half of it, too), a traced
-    step, a model that was compiled under one or has checkpoints under one, what ``torch.compile`` returned for it, or
-    what ``policylang.backend`` or ``policylang.partitioner`` returned. A model has a report once it has run.
+    ``subject`` is a graph that a policy was applied to or that a policy partitioned (its forward or backward graph,
+    too), a traced step, a model that was compiled under one or has checkpoints under one, what ``torch.compile``
+    returned for a model or a function, or what ``policylang.backend`` or ``policylang.partitioner`` returned. A model
+    or function has a report once it has run.
 
-    Raises ``PolicyGraphError`` for anything else, and where no policy has acted yet.
+    Raises ``PolicyGraphError`` for anything else, and if no policy has acted yet.
     """
     from policylang.api.traced_step import TracedStep, report_on
 

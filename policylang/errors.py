@@ -9,10 +9,8 @@ from policylang.language.shown import as_text
 
 
 class PolicyError(Exception):
-    """The base of everything policylang raises for a mistake in a policy, a graph or their meeting.
-
-    ``diagnostics`` are those it was raised for; ``str()`` prints them with the text they point at.
-    """
+    """The base of everything policylang raises for a mistake in a policy, a graph or their meeting. ``diagnostics`` are
+    those it was raised for; ``str()`` prints them with the text they point at."""
 
     def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
         self.diagnostics = one_cause(diagnostics)
@@ -39,7 +37,7 @@ class PolicyGraphError(PolicyError):
 
 
 class PolicyAuditError(PolicyError):
-    """The graph that came out does not do what the plan said."""
+    """The changed graph does not follow the plan."""
 
 
 class PolicyDivergenceError(PolicyError):

@@ -24,6 +24,7 @@ install_extras() {
     wanted=$(cat pyproject.toml constraints.txt | cksum)
     if [ "$(cat "$venv/installed.$extras" 2>/dev/null)" != "$wanted" ]; then
         sed -e "" ${POLICYLANG_TORCH:+-e "s/^torch==.*/torch==$POLICYLANG_TORCH/"} constraints.txt > "$venv/constraints.txt"
+        echo "installing policylang with the extra $extras into $venv: minutes, the first time" >&2
         "$venv/bin/python" -m pip install --quiet "$@" --constraint "$venv/constraints.txt" --editable ".[$extras]" || return
         echo "$wanted" > "$venv/installed.$extras"
     fi

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policylang.language.grammar import TABLE, table_of
+from policylang.language.lexer import TABLE, table_of
 from policylang.language.resources import grammar_file
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A policy carried out: on a traced FX graph (``apply``, ``partition``), and by checkpoints in eager."""
+"""Applies a policy: to a traced FX graph (``apply``, ``partition``), and by checkpoints in eager."""
 
 from __future__ import annotations
 
@@ -23,28 +23,23 @@ from policylang.ranks.comparison import comparing
 
 
 def apply(
-    gm: fx.GraphModule,
-    policy: PolicyLike,
-    mesh: Any = None,
-    *,
-    agree: bool = True,
-    device: DeviceLike | None = None,
+    gm: fx.GraphModule, policy: PolicyLike, mesh: Any = None, *, agree: bool = True, device: DeviceLike | None = None
 ) -> fx.GraphModule:
-    """Carry a policy out on a graph, and return the graph.
+    """Apply a policy to a graph, and return the graph.
 
     A joint graph is rewritten and tagged: every decided forward node gets its ``recompute`` tag and
-    ``node.meta["custom"]["policylang"]``, the line that decided; ``policylang.partition`` then splits it and puts it in
-    order. A flat graph, forward, loss and backward in one, is rematerialised, tagged, audited and put in order. On one
-    half of a partition, collectives are rewritten and ordered, and nothing else; the report says so.
+    ``node.meta["custom"]["policylang"]``, the line that decided; ``policylang.partition`` then splits and orders it. A
+    flat graph, forward, loss and backward in one, is rematerialised, tagged, audited and ordered. On the forward or
+    backward graph of a partition, only collectives are rewritten and ordered; the report says so.
 
     ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives; ``device`` is as in
     ``policylang.load``. With ``agree``, and a process group, the ranks that share the graph (those of the mesh, and all
-    that hang together over its groups) compare their plans before anything is changed.
+    connected by its groups) compare their plans before anything is changed.
 
-    Raises, and leaves the graph as it was: ``PolicyMatchError`` where policy and graph, or the policy of the model's
-    own checkpoints, do not fit; ``PolicyGraphError`` for a kind of graph that policies cannot be applied to, and for a
-    flat one that has a policy; ``PolicyDivergenceError`` where ranks have different plans, or one is missing.
-    ``PolicyAuditError`` where a graph does not do what was planned.
+    Raises, and leaves the graph unchanged: ``PolicyMatchError`` if policy and graph, or the policy of the model's
+    checkpoints, do not fit; ``PolicyGraphError`` for a kind of graph that policies cannot be applied to, and for a flat
+    one that has a policy; ``PolicyDivergenceError`` if ranks have different plans, or one is missing.
+    ``PolicyAuditError`` if the changed graph does not follow the plan.
     """
     return apply_policy(gm, policy_of(policy, device), mesh, agree=agree)
 
@@ -98,8 +93,8 @@ def partition(
 def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict: bool = False) -> Contexts:
     """A policy for ``checkpoint(block, x, use_reentrant=False, context_fn=policylang.context_fn(policy, block))``.
 
-    The block is recorded once for every way in which it is called (shapes, dtypes, train mode, autocast …), planned,
-    and the plan replayed operator by operator. The same arguments give the same object again.
+    The block is recorded once for every kind of call (shapes, dtypes, train mode, autocast …), planned, and the plan
+    replayed operator by operator. The same arguments return the same object.
 
     Args:
         policy: a policy or the path of one.
@@ -126,17 +121,18 @@ def checkpoint_model(
     """Put a checkpoint that follows a policy around each block of a model, in place, and return the model.
 
     The blocks are those that ``blocks`` names, else the numbered children of the largest ``ModuleList``. Names of
-    modules and parameters stay. Call it before ``DistributedDataParallel``; before ``fully_shard`` or after it, which
-    is told what ``prefetch`` and ``bucket … per block`` lines say of weights: a policy of such lines alone puts no
-    checkpoint anywhere. A second call replaces the policy of the first, and one with None takes it off: the model is
-    then as it was. ``policylang.report(model)`` has the decisions once the model has run forward with gradients.
+    modules and parameters stay. Call it before ``DistributedDataParallel``; before or after ``fully_shard``, which gets
+    the ``prefetch`` and ``bucket … per block`` lines about weights: a policy of such lines alone adds no checkpoint. A
+    second call replaces the policy of the first, and one with None removes it: the model is then as it was.
+    Checkpoints with a function of :func:`context_fn` stay, with a warning.
+    ``policylang.report(model)`` has the decisions once the model has run forward with gradients.
 
     ``strict`` is as in :func:`context_fn`, ``preserve_rng_state`` as in ``torch.utils.checkpoint``, ``device`` as in
     :func:`policylang.load`.
 
-    Raises ``PolicyError`` for a policy that cannot be read or means nothing, ``PolicyGraphError`` where the model has
-    no such blocks (with None, where the forward of a block was replaced since), and ``PolicyMatchError`` for an order
-    that eager or ``fully_shard`` cannot keep. A block's first call raises as :func:`context_fn` says.
+    Raises ``PolicyError`` for a policy that cannot be read or has errors, ``PolicyGraphError`` if the model has no such
+    blocks (with None, if the forward of a block was replaced since), and ``PolicyMatchError`` for an order that eager
+    or ``fully_shard`` cannot keep. A block's first call raises as :func:`context_fn` says.
     """
     if policy is None:
         take_off(model)

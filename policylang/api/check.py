@@ -16,7 +16,7 @@ from policylang.api.load import DeviceLike, PolicyLike, device_of, operators_at_
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import policy_files
 from policylang.language.loader import Loaded, load_policy, load_source
-from policylang.language.public_names import SELDOM_IN_GRAPHS
+from policylang.language.names import SELDOM_IN_GRAPHS
 from policylang.language.syntax import Policy
 from policylang.report.diagnostics import CheckResult
 
@@ -33,7 +33,7 @@ def check(
     one_model: bool = False,
     device: DeviceLike | None = None,
 ) -> CheckResult:
-    """Check policy files, or bundled policies by their bare names. A folder stands for every ``.apl`` file below it.
+    """Check policy files, or bundled policies by their bare names. A folder means every ``.apl`` file below it.
 
     Args:
         graph: snapshots (see ``policylang.snapshot``), or facts that are loaded already, to plan each policy on: rules
@@ -47,11 +47,11 @@ def check(
             ``PolicyError``.
 
     Operators are looked up in the bundled manifest, in the graphs, and, where torch is loaded, in torch's registry too.
-    A ``Source`` is a text that was read already. Of a ``Policy``, whose text was checked when it was loaded, only what
-    is wrong between it and the graphs is said.
+    A ``Source`` is a text that was read already. For a ``Policy``, whose text was checked when it was loaded, only
+    errors on the graphs are reported.
 
-    It never raises for what is in a policy or a graph, for a file of theirs that is not there, or for what is none:
-    that is a diagnostic.
+    It never raises for the content of a policy or a graph, or for a file that is missing or neither of them: that is a
+    diagnostic.
     """
     given = [each for path in paths for each in _loaders(path)]
     files = tuple(name for name, _ in given)
@@ -73,7 +73,7 @@ def check(
 
     graphs, problems = read_graphs(on)
     operators = operators_at_hand(met=dict.fromkeys(name for facts in graphs.values() for name in operators_in(facts)))
-    found += problems  # a graph says itself what it holds
+    found += problems  # a graph file shows its kind itself
     plans: list[Plan] = []
     for name, load in given:
         loaded = load(operators=operators)
@@ -87,7 +87,7 @@ def check(
 
 
 def _loaders(given: PolicyLike | Source) -> list[tuple[str, Callable[..., Loaded]]]:
-    """The files that are given by name, and what loads each."""
+    """The files that are given by path, and the loader of each."""
     match given:
         case Policy():
             return [(given.name, lambda operators: Loaded(given, ()))]
@@ -95,7 +95,7 @@ def _loaders(given: PolicyLike | Source) -> list[tuple[str, Callable[..., Loaded
             return [(given.name, partial(load_source, given, None))]
         case str() | os.PathLike():
             return [(file, partial(load_policy, file)) for file in policy_files(os.fsdecode(given))]
-    return [(f"<{type(given).__name__}>", partial(load_policy, given))]  # no policy, which a diagnostic says
+    return [(f"<{type(given).__name__}>", partial(load_policy, given))]  # no policy, which is a diagnostic
 
 
 def _once(diagnostics: Iterable[Diagnostic]) -> Iterable[Diagnostic]:

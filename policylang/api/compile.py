@@ -10,8 +10,13 @@ from torch import fx
 
 from policylang.api.load import DeviceLike, PolicyLike, policy_of
 from policylang.backends.torch_compile import inductor
-from policylang.backends.torch_compile.backend import PolicyBackend, policy_around, warn_of_recompile_limit
-from policylang.backends.torch_compile.hooks import PolicyPartitioner, PolicyPass
+from policylang.backends.torch_compile.backend import (
+    PolicyBackend,
+    PolicyPartitioner,
+    PolicyPass,
+    policy_around,
+    warn_of_recompile_limit,
+)
 from policylang.backends.torch_compile.inductor import Inner
 from policylang.errors import PolicyError, PolicyMeaningError
 from policylang.graph import marks
@@ -28,15 +33,15 @@ def backend(
     *,
     device: DeviceLike | None = None,
 ) -> PolicyBackend:
-    """A backend for ``torch.compile`` that saves and recomputes what a policy says; give two models a backend each.
+    """A backend for ``torch.compile`` that follows a policy; give each of two models its backend.
 
-    ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the two
-    halves: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before every
-    module path, for a module that is compiled on its own: with ``root="layers.0"`` the policy sees the paths that the
-    whole model would have. With ``agree``, ranks that share a graph compare their plans for it before it is compiled.
-    ``device`` is as in :func:`policylang.load`.
+    ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the forward and
+    the backward graph: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before
+    every module path, for a module that is compiled separately: with ``root="layers.0"`` the policy sees the paths that
+    the whole model would have. With ``agree``, ranks that share a graph compare their plans for it before it is
+    compiled. ``device`` is as in :func:`policylang.load`.
 
-    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
+    Raises ``PolicyError`` for a policy that cannot be read or has errors, and for options that do not exist.
     """
     problems = inductor.check_own(inner, root, agree)
     if problems:
@@ -47,13 +52,13 @@ def backend(
 
 
 def partitioner(policy: PolicyLike, root: str = "", agree: bool = True) -> PolicyPartitioner:
-    """A partitioner that saves and recomputes what a policy says.
+    """A partitioner that follows a policy.
 
     It is a ``CustomPartitionerFn`` for Inductor's ``custom_partitioner_fn``, and a ``partition_fn`` for AOTAutograd.
-    ``root`` and ``agree`` as in :func:`policylang.backend`. Each graph is held to the whole policy: a rule that matches
+    ``root`` and ``agree`` as in :func:`policylang.backend`. Each graph has to fit the whole policy: a rule that matches
     nothing in one of several graphs is an error there, unless it is ``optional``.
 
-    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and for options that do not exist.
+    Raises ``PolicyError`` for a policy that cannot be read or has errors, and for options that do not exist.
     """
     problems = inductor.check_own("inductor", root, agree)
     if problems:

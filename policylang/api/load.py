@@ -16,7 +16,7 @@ from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarni
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic, Source, diagnose, is_syntax
-from policylang.language.files import bundled_file, bundled_names, policy_files, read_source, write_whole
+from policylang.language.files import policy_files, read_source, write_whole
 from policylang.language.layout import format_source, line_end_of
 from policylang.language.loader import Loaded, load_policy, parse_policy
 from policylang.language.operators import OperatorTable
@@ -46,9 +46,7 @@ def load_device(name: str | os.PathLike[str]) -> DeviceProfile:
         return found
     if str(name).partition(":")[0].lower() in _TYPES:  # the name of a device to trace for
         message = f"`{name}` is a device that a step is traced for, and times are worked out from a device profile"
-        help = (
-            "a snapshot says itself what it was traced for; name what the step is to run on, as in `--device h100-sxm`"
-        )
+        help = "a snapshot records what it was traced for; name the device of the step, as in `--device h100-sxm`"
         found = diagnose(TRACED_FOR, message, help=f"{help}: {found.help}" if found.help else help)
     raise PolicyMeaningError([found])
 
@@ -59,42 +57,13 @@ def device_of(given: DeviceLike | None) -> DeviceProfile | None:
 
 
 def on_device(policy: Policy, device: DeviceLike | None) -> Policy:
-    """The policy with a device in place of its own, so that it counts wherever the policy does: in plans, digests and
-    the keys of caches. Raises as :func:`load_device` does."""
+    """The policy with another device, so that it counts wherever the policy does: in plans, digests and the keys of
+    caches. Raises as :func:`load_device` does."""
     profile = device_of(device)
     if profile is None:
         return policy
     moved = evolve(policy, device=profile)
     return evolve(moved, canonical=format_policy(moved)) if policy.canonical else moved
-
-
-@frozen
-class BundledPolicy:
-    name: str
-    """As commands and ``policylang.load`` take it."""
-    description: str
-    """One sentence, from the comment with which its file begins."""
-    file: Path
-
-
-def bundled_policies() -> tuple[BundledPolicy, ...]:
-    """The policies of the library by name."""
-    found = []
-    for name in bundled_names():
-        file = bundled_file(name)
-        if file is not None and name != "prelude":  # of groups, and no policy
-            found.append(BundledPolicy(name, description_of(file.read_text(encoding="utf-8")), file))
-    return tuple(found)
-
-
-def description_of(text: str) -> str:
-    """The first paragraph of the comment with which a policy begins, on one line and without its full stop."""
-    said = []
-    for line in text.splitlines():
-        if not line.startswith("#") or not line.strip("# "):
-            break
-        said.append(line.lstrip("#").strip())
-    return " ".join(said).removesuffix(".")
 
 
 PolicyLike = Policy | str | os.PathLike[str]
@@ -169,7 +138,7 @@ class Formatting:
     name: str
     content: bytes
     written: bytes | None
-    """The file in canonical form; None where the diagnostics say why there is none."""
+    """The file in canonical form; None if diagnostics explain why there is none."""
     diagnostics: tuple[Diagnostic, ...] = ()
     unreadable: bool = False
 
@@ -190,7 +159,7 @@ class Formatting:
         return "".join(difflib.unified_diff(old, new, self.name, f"{self.name} (formatted)"))
 
     def save(self) -> Formatting:
-        """Write the file if it changes; the result says so where that cannot be done."""
+        """Write the file if it changes; the result reports a failure."""
         if not self.changes or self.written is None:
             return self
         try:
@@ -203,7 +172,7 @@ class Formatting:
 
 
 def format_files(paths: Sequence[str]) -> list[Formatting]:
-    """Format policy files; a folder stands for every ``.apl`` file below it. Nothing is written."""
+    """Format policy files; a folder means every ``.apl`` file below it. Nothing is written."""
     done = []
     for name in (file for path in paths for file in policy_files(path)):
         source = read_source(Path(name), name)

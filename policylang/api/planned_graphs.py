@@ -15,7 +15,7 @@ from policylang.graph.traced_device import kernel_findings
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, bounded, diagnose, heeded, is_error, one_cause
 from policylang.language.syntax import ExpectTotal, Policy
-from policylang.planning import model_wide_errors
+from policylang.planning import statement_errors
 from policylang.planning.capabilities import PathName, capabilities_for, path_entry
 from policylang.planning.decisions.rule_warnings import conflicts
 from policylang.planning.inspection.costly import costly_rules
@@ -35,7 +35,7 @@ def facts_of(graph: GraphLike) -> Facts:
 
 
 def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Diagnostic, ...]]:
-    """The graphs by name, in order, and what kept the others from being read."""
+    """The graphs by name, in order, and the diagnostics of those that cannot be read."""
     found: dict[str, Facts] = {}
     problems: list[Diagnostic] = []
     for number, graph in enumerate(graphs):
@@ -77,7 +77,7 @@ def _diagnostics(
     weighed: Sequence[tuple[Diagnostic, ...]],
     one_model: bool,
 ) -> Iterable[Diagnostic]:
-    waiting = model_wide_errors.DEFERRED_CODES if one_model and len(plans) > 1 else ()
+    waiting = statement_errors.DEFERRED_CODES if one_model and len(plans) > 1 else ()
     for name, made, costly in zip(names, plans, weighed, strict=True):
         for diagnostic in (*findings(made), *costly):
             if diagnostic.code in waiting and is_error(diagnostic):
@@ -85,18 +85,18 @@ def _diagnostics(
             yield diagnostic if len(plans) == 1 else evolve(diagnostic, details=(f"on `{name}`", *diagnostic.details))
     if waiting:
         complaints = [
-            (name, model_wide_errors.complaints(policy, made.diagnostics))
+            (name, statement_errors.complaints(policy, made.diagnostics))
             for name, made in zip(names, plans, strict=True)
         ]
-        yield from model_wide_errors.shared_by_all(policy, complaints, root="layers.0")
+        yield from statement_errors.shared_by_all(policy, complaints, root="layers.0")
 
 
 def findings(made: Plan) -> tuple[Diagnostic, ...]:
-    """All that a check says of a policy on a graph."""
+    """All findings of a check of a policy on a graph."""
     deferred = []
     for expectation, planned in zip(made.policy.expectations, made.expectations, strict=True):
         untimed = made.times is None and isinstance(expectation, ExpectTotal) and expectation.of_time
         if planned.status == "deferred" and not untimed:  # that there is no device is an error already
-            message = f"`{planned.text}` cannot be told from a snapshot: {planned.found}"
+            message = f"`{planned.text}` cannot be checked on a snapshot: {planned.found}"
             deferred.append(diagnose(DEFERRED, message, expectation.span))
     return one_cause(heeded((*kernel_findings(made.facts), *made.diagnostics, *conflicts(made), *deferred)))

@@ -1,7 +1,6 @@
 """``[tool.policylang]`` in a project's ``pyproject.toml``: the snapshot, the path and the device that policies are for.
 
-Commands that are given none of their own, and the language server, read the same; ``policylang.check`` and the other
-functions do not.
+Commands without these options, and the language server, read them; ``policylang.check`` and the other functions do not.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from policylang.language.devices.reading import find_device
-from policylang.language.devices.toml_text import place_of, tables_of
+from policylang.language.devices.reading import find_device, place_of, tables_of
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.files import reason_of
 from policylang.language.shown import did_you_mean, nearest, shortened
@@ -38,13 +36,12 @@ _KINDS = {dict: "a table", list: "a list", bool: "true or false", int: "a number
 
 @frozen
 class ProjectSettings:
-    """Each is None where the project says nothing of it. Files are absolute, so that they mean the same wherever one
-    stands."""
+    """Each is None if the project does not set it. Files are absolute, so that they mean the same in every folder."""
 
     graph: str | None = None
     """A snapshot, or another form of a graph that ``policylang check --graph`` takes."""
     path: str | None = None
-    """The path that policies are carried out on."""
+    """The path that policies are applied on."""
     device: str | None = None
     """A bundled device profile by its name, or a file of one."""
     file: Path | None = None
@@ -73,7 +70,7 @@ def project_settings(folder: Path) -> tuple[ProjectSettings, tuple[Diagnostic, .
 
 
 def as_typed(value: str) -> str:
-    """A file as one would type it in the current folder, never to be taken for a bundled name; other words stay."""
+    """A file as typed in the current folder, distinct from bundled names; other words stay."""
     if not os.path.isabs(value):
         return value
     try:
@@ -91,7 +88,7 @@ def _of_file(file: Path, name: str) -> tuple[ProjectSettings, tuple[Diagnostic, 
     except OSError as error:
         message = f"`{name}` cannot be read: {reason_of(error)}"
         return ProjectSettings(file=file), (diagnose(UNREADABLE, message, Span(Source(name, ""), 0, 0)),)
-    if _TABLE[-1].encode() not in content.replace(b"\0", b""):  # most projects: nothing to parse, nor to say of UTF-16
+    if _TABLE[-1].encode() not in content.replace(b"\0", b""):  # most projects: nothing to parse
         return None
     try:
         source = Source(name, content.decode("utf-8-sig"))

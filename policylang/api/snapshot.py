@@ -30,18 +30,18 @@ def snapshot(
 ) -> tuple[Path, ...]:
     """Write the facts of a graph to a file, from which a policy is planned as on the graph; returns what was written.
 
-    ``subject`` is a graph module (joint, flat, or a half of a partition), what ``policylang.trace_step`` returned, or a
-    model compiled under a policy, its backend or its partitioner, once the model has run forward with gradients. Where
-    a policy has acted on a graph, it is the graph as it was before. The file, ``path``, holds no weights and no code. A
-    model of several graphs becomes several files: of ``model.graph``, ``model.0.graph`` and so on, as they were
-    compiled.
+    ``subject`` is a graph module (joint, flat, or the forward or backward graph of a partition), what
+    ``policylang.trace_step`` returned, or a model compiled under a policy, its backend or its partitioner, once the
+    model has run forward with gradients. If a policy has changed a graph, it is the graph before that. The file,
+    ``path``, holds no weights and no code. A model of several graphs becomes several files: for ``model.graph``,
+    ``model.0.graph`` and so on, as they were compiled.
 
     With ``device="cuda"``, ``subject`` may also be a function without arguments that returns what
     ``policylang.trace_step`` returned, whose steps are traced as a GPU of ``compute_capability`` runs them.
 
-    Warns with ``PolicyWarning`` where the graph holds other kernels than the device that the step trains on. Raises
-    ``PolicyGraphError`` for anything else, where nothing was planned yet, where the graph came from a compile cache,
-    where it is not one of ``device``, and where the file cannot be written.
+    Warns with ``PolicyWarning`` if the graph holds other kernels than the device that the step trains on. Raises
+    ``PolicyGraphError`` for any other ``subject``, before anything was planned, for a graph from a compile cache, for
+    one of another ``device``, and if the file cannot be written.
     """
     target: TargetDevice | None = None
     if device is not None or compute_capability is not None:
@@ -62,13 +62,13 @@ def snapshot(
 def write_snapshots(
     subject: Any, path: str | os.PathLike[str], device: TargetDevice | None
 ) -> tuple[tuple[Path, ...], tuple[Diagnostic, ...]]:
-    """The files, and what is to be said of the graphs' kernels. Raises as :func:`snapshot` does."""
+    """The files, and the warnings about the graphs' kernels. Raises as :func:`snapshot` does."""
     found = facts_of(subject)
     if device is not None:
         others = sorted({each for facts in found for each in traced_on(facts)} - {device.kind})
         if others:
             message = f"the graph was traced on `{others[0]}`, and a snapshot for `{device.kind}` was asked for"
-            help = "hand over the function that calls `policylang.trace_step`, or trace with "
+            help = "pass the function that calls `policylang.trace_step`, or trace with "
             help += f'`policylang.trace_step(…, device="{device.kind}")`'
             raise PolicyGraphError([diagnose(OTHER_DEVICE, message, help=help)])
     target = Path(path)
@@ -87,7 +87,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> Facts:
 
 
 def facts_of(subject: Any) -> tuple[Facts, ...]:
-    """The facts of each graph that a thing stands for, in order of compilation; raises as :func:`snapshot` does."""
+    """The facts of each graph of an object, in order of compilation; raises as :func:`snapshot` does."""
     from torch import fx
 
     from policylang.api.traced_step import TracedStep
@@ -101,7 +101,7 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
     if findings is None:
         raise _nothing(
             f"a `{type(subject).__name__}` has no graph to take a snapshot of",
-            "hand over a graph module, a traced step, a model compiled under a policy, or its backend",
+            "pass a graph module, a traced step, a model compiled under a policy, or its backend",
         )
     findings = [found for found in findings if not found.report.half]  # no policy is planned on the others
     if not findings:

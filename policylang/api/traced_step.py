@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from policylang.api.apply import apply
 from policylang.api.load import DeviceLike
+from policylang.audit.outcome import combined
 from policylang.audit.report import AuditReport, FsdpOrderReport, HostReport, Report, ValuesReport
-from policylang.audit.summary import combined
 from policylang.backends import records, refusals, runtime
 from policylang.backends.copies import pool
 from policylang.backends.eager.checkpoint import sessions_of
@@ -109,21 +109,21 @@ def trace_step(
     """Traces ``loss_fn(model, *batch)`` and its gradients into one flat graph.
 
     Nothing is computed and the model is left as it was. ``loss_fn`` returns a tensor of one element; ``batch`` is any
-    tree of tensors. Fixed in the graph are shapes, what in the batch is no tensor, the mode of every module, and
+    tree of tensors. The graph is specialised to shapes, non-tensors in the batch, the mode of every module, and
     attributes other than tensors. An autocast around the call or inside ``loss_fn`` is part of it.
     ``torch.utils.checkpoint`` regions are tagged, for a policy to keep or override; those that follow a policy are left
-    out, to be given the same one.
+    out: apply that policy to the graph.
 
     With ``optimizer``, which must have taken a step before, its step is part of the graph: each call updates the
-    parameters and the optimizer's state with the learning rates of then, as with ``capturable=True``.
+    parameters and the optimizer's state with the current learning rates, as with ``capturable=True``.
 
     ``device="cuda"`` traces the step as a GPU runs it, at true sizes, wherever the model and the batch are (on ``meta``
     too) and without memory for the weights; it then can be planned and written to a snapshot, and called where the
-    model is on that device. ``compute_capability`` says which GPU, as ``"8.0"`` or ``(8, 0)``; by default the machine's
-    own, else 9.0. ``device="cpu"`` is a model on ``meta`` as the CPU runs it.
+    model is on that device. ``compute_capability`` selects the GPU, as ``"8.0"`` or ``(8, 0)``; by default the
+    machine's, else 9.0. ``device="cpu"`` traces a model on ``meta`` as the CPU runs it.
 
-    Raises ``PolicyGraphError`` where the loss is not a scalar, nothing requires a gradient, the step cannot be traced
-    on this device, or the optimizer has no state or other parameters.
+    Raises ``PolicyGraphError`` if the loss is not a scalar, nothing requires a gradient, the step cannot be traced on
+    this device, or the optimizer has no state or other parameters.
     """
     target = target_device(device, compute_capability) or ambient_device()
     state = read_state(model)
@@ -173,7 +173,7 @@ class TracedStep:
     def __call__(self, *batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Runs the step. Raises PolicyGraphError if the batch or the model is not what was traced.
 
-        Warns, once, where the model has checkpoints and nothing was done to the graph to carry them out.
+        Warns, once, if the model has checkpoints and nothing has applied them to the graph.
         """
         here = [kind for kind in self._device_types if self.device is not None and kind != self.device.kind]
         if here:
@@ -189,7 +189,7 @@ class TracedStep:
         updates = OptimizerState.of(self.optimizer, state)
         self._updates.check(updates)
         plain, _ = take_apart([*state.tensors, *inputs, *updates.tensors.values()])
-        # the graph holds its own backward and its own casts
+        # the graph has its backward and its casts inside
         with torch.no_grad(), ExitStack() as stack:
             for kind in filter(torch.is_autocast_enabled, self._device_types):
                 stack.enter_context(torch.autocast(kind, enabled=False))
@@ -208,10 +208,10 @@ class TracedStep:
             return
         followed, nodes = self._captured.followed, self.gm.graph.nodes
         if followed:
-            message = f"the model's checkpoints follow `{followed[0].name}`, and its traced step carries nothing out"
+            message = f"the model's checkpoints follow `{followed[0].name}`, and its traced step applies nothing"
             warnings.warn(f"{message}: `step.apply(...)` gives it the policy", PolicyWarning, stacklevel=3)
         elif len(nodes) == self._traced_nodes and any(marks.user_tag(node.meta)[0] for node in nodes):
-            message = "the model's own checkpoints are tags in its traced step, and nothing carries them out"
+            message = "the model's own checkpoints are tags in its traced step, and nothing applies them"
             warnings.warn(f"{message}: `step.apply(...)` does, with any policy", PolicyWarning, stacklevel=3)
 
     def apply(
@@ -222,11 +222,10 @@ class TracedStep:
         agree: bool = True,
         device: DeviceLike | None = None,
     ) -> TracedStep:
-        """Carries a policy, or the file of one, out on the graph; ``report`` says what came of it. Returns itself.
+        """Applies a policy, or the file of one, to the graph; ``report`` has the result. Returns itself.
 
         ``mesh`` names the dimensions of collectives, with ``agree`` the ranks that share the graph compare their plans
-        first, and ``device`` is the profile that times are worked out from, as in ``policylang.apply``, and it raises
-        what that raises.
+        first, and ``device`` is the profile for times, as in ``policylang.apply``, whose errors it raises.
         """
         self.gm = apply(self.gm, policy, mesh, agree=agree, device=device)
         return self
@@ -235,6 +234,9 @@ class TracedStep:
     def report(self) -> Report:
         """The decisions, the lines that made them, and the audit."""
         return report_on(self.gm)
+
+    def __repr__(self) -> str:
+        return f"<policylang.TracedStep: {str(self).partition(chr(10))[0]}>"
 
     def __str__(self) -> str:
         nodes = len(self.gm.graph.nodes)

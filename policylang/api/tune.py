@@ -20,21 +20,7 @@ from policylang.language.shown import format_quantity
 from policylang.planning.capabilities import PLANNED, Capabilities, PathName, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import NodeTimes, lacking, node_times
-from policylang.tuning.budgets import (
-    NO_BUDGET,
-    STATES,
-    UNSUITABLE,
-    Share,
-    Size,
-    decides_nothing,
-    infeasible,
-    no_copies,
-    read_budget,
-    read_optimizer,
-    read_reserve,
-    unsuitable,
-    without_blocks,
-)
+from policylang.tuning import budgets
 from policylang.tuning.evaluation import Besides, Budget, Evaluation, Infeasible, Tuned
 from policylang.tuning.tuned_policy import TunedPolicy, TuningSubject, fingerprint, memory_of, tuned_text
 
@@ -49,12 +35,12 @@ Read = TypeVar("Read")
 def tune(
     graph: Any,
     *,
-    peak: Size | None = None,
-    saved: Size | None = None,
-    recompute_time: Share | None = None,
+    peak: budgets.Size | None = None,
+    saved: budgets.Size | None = None,
+    recompute_time: budgets.Share | None = None,
     device: DeviceLike,
-    optimizer: Size | None = None,
-    reserve: Share = 0.0,
+    optimizer: budgets.Size | None = None,
+    reserve: budgets.Share = 0.0,
     offload: bool = False,
     path: PathName | None = None,
     table: bool = False,
@@ -83,7 +69,7 @@ def tune(
     facts, name = _facts_of(graph)
     profile = device_of(device)
     assert profile is not None
-    budget = read_or_raise(read_budget(peak, saved, recompute_time))
+    budget = read_or_raise(budgets.read_budget(peak, saved, recompute_time))
     if budget is None:
         raise PolicyMeaningError([no_budget(profile)])
     if path is not None and path not in PLANNED:
@@ -109,8 +95,8 @@ def tuned_policy(
     device: DeviceProfile,
     budget: Budget | None,
     *,
-    optimizer: Size | None,
-    reserve: Share,
+    optimizer: budgets.Size | None,
+    reserve: budgets.Share,
     named: str | None,
     folder: Path = Path(),
     offload: bool,
@@ -122,33 +108,34 @@ def tuned_policy(
     not installed.
 
     ``graph`` is the name of the graph's file, empty where there is none, ``named`` how the device was given, ``folder``
-    where the policy will lie. Without a budget it is the trade-off that is asked for: there is no text then, and what
-    is chosen is the fastest.
+    the policy's folder. Without a budget the trade-off is computed: there is no text then, and the fastest candidate is
+    chosen.
     """
     besides = Besides(
-        optimizer=read_or_raise(read_optimizer(optimizer, facts)), reserve=read_or_raise(read_reserve(reserve))
+        optimizer=read_or_raise(budgets.read_optimizer(optimizer, facts)),
+        reserve=read_or_raise(budgets.read_reserve(reserve)),
     )
     capabilities = capabilities_for(facts.kind, path)
     called = f"`{graph}`" if graph else "the graph"
     times = node_times(facts, device)
     problem = (
-        unsuitable(facts, called)
-        or decides_nothing(capabilities)
-        or (no_copies(capabilities) if offload else None)
+        budgets.unsuitable(facts, called)
+        or budgets.decides_nothing(capabilities)
+        or (budgets.no_copies(capabilities) if offload else None)
         or lacking(times, copies=offload)
     )
     if problem is not None:
-        raise (PolicyGraphError if problem.code == UNSUITABLE else PolicyMatchError)([problem])
+        raise (PolicyGraphError if problem.code == budgets.UNSUITABLE else PolicyMatchError)([problem])
     try:
         from policylang.tuning.tuner import Tuner
     except ImportError as error:  # nothing but tuning needs the extra
-        message = f"a policy is tuned with packages of their own, and `{error.name}` is not installed"
+        message = f"tuning a policy needs extra packages, and `{error.name}` is not installed"
         raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
     within = Budget("peak", inf) if budget is None else budget
     tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
     found = tuner.tuned(within, table=table)
     if isinstance(found, Infeasible):
-        raise PolicyMatchError([infeasible(found, facts, times, capabilities)])
+        raise PolicyMatchError([budgets.infeasible(found, facts, times, capabilities)])
     state = optimizer.strip().lower() if isinstance(optimizer, str) else ""
     subject = TuningSubject(
         graph=graph,
@@ -157,11 +144,11 @@ def tuned_policy(
         fingerprint=fingerprint(facts),
         device=times.device.name,
         device_named=_in_a_policy(device, named, folder),
-        optimizer=state if state in STATES else "",
+        optimizer=state if state in budgets.STATES else "",
         path=path or "",
         priced_by_bytes=times.uncounted,
     )
-    notes = [without_blocks(facts, called)]
+    notes = [budgets.without_blocks(facts, called)]
     shown = found.table if budget is None else (found.chosen,)
     if offload and any(each.recompute for each in shown) and not any(each.offloaded for each in shown):
         where = "on the trade-off" if budget is None else "the best within the budget"
@@ -193,7 +180,7 @@ def no_budget(device: DeviceProfile) -> Diagnostic:
         capacity = format_quantity(device.capacity, "bytes")
         help = f"`{device.name}` has {capacity}: a peak of `{capacity}`"
         help = f"{help} uses all of it; a reserve of `5%` leaves some to the allocator"
-    return diagnose(NO_BUDGET, "there is no budget to tune for", help=help)
+    return diagnose(budgets.NO_BUDGET, "there is no budget to tune for", help=help)
 
 
 def _in_a_policy(device: DeviceProfile, named: str | None, folder: Path) -> str:
@@ -221,7 +208,7 @@ def _facts_of(graph: Any) -> tuple[Facts, str]:
     if len(found) > 1:
         message = f"the model has {len(found)} graphs, and a policy is tuned for one"
         help = "write them with `policylang.snapshot`, tune for the one that decides, and check on all"
-        raise PolicyGraphError([diagnose(UNSUITABLE, message, help=help)])
+        raise PolicyGraphError([diagnose(budgets.UNSUITABLE, message, help=help)])
     return found[0], ""
 
 

@@ -1,4 +1,4 @@
-"""Compares the order of communication in Inductor's generated code with that of the half it was generated of."""
+"""Compares the order of communication in Inductor's generated code with that of the graph it was generated from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHER_ORDER = "APL345"
 NOTHING_BETWEEN = "APL346"
 
 ELSEWHERE = -1
-"""The number of a collective that no step of the same half starts."""
+"""The number of a collective that no step of the same graph starts."""
 _SUM = "aten.add.Tensor"
 _HELP = (
     "a pass or a setting of Inductor's moved it after the graph was split: look at the passes and at the settings of "
@@ -39,7 +39,7 @@ class CommunicationStep:
     number: int
     """The collective's number, by the order in which they start."""
     operator: str
-    """With namespace, and without the suffix that says where the result goes: ``_c10d_functional.all_reduce``."""
+    """With namespace, and without the suffix for the output: ``_c10d_functional.all_reduce``."""
     group: str = ""
     """The process group, where the call names it."""
     kernels: int = field(default=0, eq=False)
@@ -103,9 +103,10 @@ def between(steps: Sequence[CommunicationStep], *, alone: bool = False) -> dict[
 def differences(
     planned: Sequence[CommunicationStep], found: Sequence[CommunicationStep], half: str
 ) -> Iterator[Diagnostic]:
-    """Where generated code communicates in another order than its graph. ``half``: ``forward`` or ``backward``."""
+    """The difference between the communication order of generated code and of its graph. ``half``: ``forward`` or
+    ``backward``."""
     for at, (expected, came) in enumerate(zip_longest(planned, found)):
-        # code may name a group by an object, which says nothing here
+        # code may name a group by an object, which identifies nothing here
         named = expected and came and expected.group and came.group
         if expected is None or came is None or expected != (came if named else evolve(came, group=expected.group)):
             message = f"in the code of the {half}, step {at} of its communication is {came or 'missing'}"
@@ -140,10 +141,8 @@ _BODIES = (ast.With, ast.If, ast.For, ast.While, ast.Try)
 
 def read_code(source: str, collectives: Collection[str] = ()) -> tuple[CommunicationStep, ...] | None:
     """The steps in the order in which the code runs; None for code that is not Python's, as of the C++ wrapper.
-
-    ``collectives``: the operators that communicate, as :func:`policylang.operators.work.plain_name` has them,
-    beside those of torch's namespaces for them.
-    """
+    ``collectives``: the operators that communicate, as :func:`policylang.operators.work.plain_name` has them, beside
+    those of torch's namespaces for them."""
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -269,7 +268,7 @@ class CodeAudit:
     """The planned and the generated order of the forward and backward graphs of one Dynamo graph."""
 
     planned: dict[str, list[_Steps]] = field(factory=lambda: {half: [] for half in HALVES})
-    """By graph, the steps of each partition: one, except for regions that torch partitions on their own."""
+    """By graph, the steps of each partition: one, except for regions that torch partitions separately."""
     found: dict[str, CodeOrderReport] = field(factory=dict)
     """By graph, once it is compiled."""
 
@@ -284,12 +283,12 @@ class CodeAudit:
         return partial(self.check, HALVES[is_backward], arrived=steps_of(graph))
 
     def check_loaded(self, codes: Iterable[tuple[bool, str]]) -> list[Diagnostic]:
-        """Compare the code of halves from a cache, each with whether it is the backward."""
+        """Compare the code of cached graphs, each with True for the backward."""
         return [found for is_backward, source in codes for found in self.check(HALVES[is_backward], source)]
 
     def check(self, half: str, source: str, arrived: Iterable[CommunicationStep] = ()) -> list[Diagnostic]:
-        """Compare the generated code of a graph. ``arrived``: its steps as Inductor received it, which tell several
-        partitions apart."""
+        """Compare the generated code of a graph. ``arrived``: its steps as Inductor received it, which distinguish
+        several partitions."""
         candidates, order = self.planned[half], list(arrived)
         planned = next((steps for steps in candidates if list(steps) == order), candidates[-1] if candidates else ())
         operators = {step.operator for step in planned}
@@ -309,7 +308,7 @@ class CodeAudit:
         return differing
 
     def reports(self) -> tuple[CodeOrderReport, ...]:
-        """In the order in which the halves run."""
+        """In the order in which the graphs run."""
         return tuple(
             self.found.get(half) or CodeOrderReport(half, "not compiled") for half in HALVES if any(self.planned[half])
         )

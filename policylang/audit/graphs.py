@@ -1,4 +1,5 @@
-"""Audits what came out on each path: two halves, a rematerialised flat graph, the memory that an eager block holds."""
+"""Audits the result of each path: forward and backward graph, rematerialised flat graph, memory held by an eager
+block."""
 
 from __future__ import annotations
 
@@ -10,36 +11,15 @@ from typing import Any
 from attrs import define, evolve, field
 from torch import Tensor, fx
 
-from policylang.audit.outcome import (
-    NOT_CONNECTED,
-    NOT_SAVED,
-    OFFLOADED_UNPLANNED,
-    SAVED_UNPLANNED,
-    Audit,
-    Expected,
-    Found,
-    HostCopy,
-    Wording,
-    moves_otherwise,
-    reads_otherwise,
-    runs_otherwise,
-    summary,
-)
+from policylang.audit import outcome
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.schedule import STARTS
+from policylang.graph.facts import STARTS, Facts, Flag, Phase
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.operators.calls import argument, describe, function, nodes_in, piece_of_draw
-from policylang.operators.names import (
-    HOST_COPY_WAIT,
-    OFFLOAD,
-    RELOAD,
-    RUNS_WITH_RANDOM_STATE,
-    SAVES_RANDOM_STATE,
-)
-from policylang.planning.checkpoints import kept_rows
+from policylang.operators.names import HOST_COPY_WAIT, OFFLOAD, RELOAD, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
+from policylang.planning.schedule import kept_rows
 from policylang.planning.value_outcome import moves, recomputes, saves
 from policylang.torch_compat.eager import held_bytes
 
@@ -66,9 +46,9 @@ def read(
     *,
     handed: Mapping[fx.Node, fx.Node] = _NO_NODES,
     replays: Mapping[fx.Node, int] = _NO_NODES,
-) -> Found:
+) -> outcome.Found:
     """Read what runs in a flat graph, or in a forward and its backward. ``handed``: by backward input, the forward
-    output it receives. ``replays``: the rows of random operators that the two graphs have under other names."""
+    output it receives. ``replays``: the nodes of random operators that the two graphs have under other names."""
     nodes = list(graph.nodes)
     if backward is not None:  # what the forward returns is held until the end
         nodes = [*nodes[:-1], *backward.nodes, nodes[-1]]
@@ -82,11 +62,11 @@ class _GraphReader:
     half: fx.Graph | None
     handed: Mapping[fx.Node, fx.Node]
     replays: dict[fx.Node, int]
-    """A call that draws from a kept state, to the row whose first run kept it."""
-    found: Found = field(factory=Found)
+    """A call that draws from a kept state, to the node whose first run kept it."""
+    found: outcome.Found = field(factory=outcome.Found)
     position: dict[fx.Node, int] = field(factory=dict)
     rows: array[int] = field(factory=lambda: array("i"))
-    """By position, rows of the plan; -1 for nodes it does not have, copies and random states."""
+    """By position, nodes of the plan; -1 for nodes it does not have, copies and random states."""
     second: bytearray = field(factory=bytearray)
     """By position, 1 for a recomputed node."""
     late: bytearray = field(factory=bytearray)
@@ -103,7 +83,7 @@ class _GraphReader:
     unclaimed: bool = False
     """The forward has a wrapped random operator that no wrapper of the backward replays."""
 
-    def read(self) -> Found:
+    def read(self) -> outcome.Found:
         found, phases, flags = self.found, self.facts.phases, self.facts.flags
         self.copies = {node: describe(node.target).name for node in self.nodes if is_copy(node)}
         self._pair_copies()
@@ -174,7 +154,7 @@ class _GraphReader:
                 self.drawn.add(row)
             if flags & _WRITES:
                 self.found.written[self.facts.storage_roots[row]] = at
-        # the half that recomputes has an order of its own
+        # the graph that recomputes orders its nodes differently
         if flags & _ORDERED and self.facts.owners[row] == row and node.graph is not self.half:
             if row < self.latest:
                 self.found.swapped[self.facts.names[row]] = self.facts.names[self.latest]
@@ -197,9 +177,9 @@ class _GraphReader:
     # --- copies between device and host ---------------------------------------------------------------------------
 
     def _pair_copies(self) -> None:
-        """A value is moved where the chain ``offload``, ``wait``, ``reload``, ``wait`` leads from it to who reads it,
-        each ``wait`` holding what its copy is made from. Anything else that one of these operators is part of, or that
-        reads the copy where it lies on the host, is a race."""
+        """A value is moved if the chain ``offload``, ``wait``, ``reload``, ``wait`` leads from it to its readers, each
+        ``wait`` holding the source of its copy. Any other use of these operators, or a reader of the copy on the host,
+        is a race."""
         copies, races = self.copies, self.found.races
         for node, name in copies.items():
             if name != HOST_COPY_WAIT:
@@ -229,21 +209,21 @@ class _GraphReader:
             value = start.all_input_nodes[0]
             steps = self.position[start], self.position[host]
             row = self.rows[self.position[value]]
-            found.copies.append(HostCopy(row, value.name, host.name, *steps, host in fetched))
+            found.copies.append(outcome.HostCopy(row, value.name, host.name, *steps, host in fetched))
 
 
-_OF_HALVES = Wording(
-    "{node} {found}; the plan says {expected}",
+_OF_HALVES = outcome.Wording(
+    "{node} {found}; planned: {expected}",
     "the graph was changed after it was planned, or torch's extraction is not the one policylang knows",
-    {OFFLOADED_UNPLANNED: "{node} is a copy between device and host that nobody planned"},
+    {outcome.OFFLOADED_UNPLANNED: "{node} is a copy between device and host that nobody planned"},
 )
 _KEPT_UNKNOWN = "the forward keeps `{}` for the backward, which the graph that was planned does not have"
 
 
 def read_halves(
     plan: Plan, needs: SavedForBackward, forward: fx.Graph, backward: fx.Graph, *, num_fwd_outputs: int
-) -> Found:
-    """Read two halves while their nodes have the names of the joint graph that was planned."""
+) -> outcome.Found:
+    """Read the forward and the backward graph while their nodes have the names of the planned joint graph."""
     facts = plan.facts
     index = facts.index
     taken = {node.name: (number, node) for number, node in enumerate(backward.find_nodes(op="placeholder"))}
@@ -267,24 +247,26 @@ def read_halves(
     return found
 
 
-def audit(plan: Plan, needs: SavedForBackward, found: Found) -> Audit:
+def audit(plan: Plan, needs: SavedForBackward, found: outcome.Found) -> outcome.Audit:
     """Compare a partition with its plan. ``plan`` is the plan at the time of the split and ``needs`` what it saves
     (:func:`policylang.planning.liveness.backward_needs`). Differences are returned, not raised. Offloaded values still
     cross as device values here; :func:`audit_copies` checks their copies."""
     to_host = frozenset(needs.offloaded)
     saved = [row for row in found.saved if row not in to_host]
     crosses = to_host.union(needs.saved)
-    expected = Expected(crosses, crosses, needs.recomputed, needs.recomputed)
+    expected = outcome.Expected(crosses, crosses, needs.recomputed, needs.recomputed)
     differences = (
-        *runs_otherwise(_OF_HALVES, plan, expected, found.saved, found),
-        *reads_otherwise(_OF_HALVES, found),
-        *(Diagnostic(NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
+        *outcome.runs_otherwise(_OF_HALVES, plan, expected, found.saved, found),
+        *outcome.reads_otherwise(_OF_HALVES, found),
+        *(Diagnostic(outcome.NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
     )
-    return summary(plan, found, differences, saved=saved, offloaded=[row for row in found.saved if row in to_host])
+    return outcome.summary(
+        plan, found, differences, saved=saved, offloaded=[row for row in found.saved if row in to_host]
+    )
 
 
 def audit_copies(
-    plan: Plan, needs: SavedForBackward, split: Found, forward: fx.Graph, backward: fx.Graph
+    plan: Plan, needs: SavedForBackward, split: outcome.Found, forward: fx.Graph, backward: fx.Graph
 ) -> tuple[Diagnostic, ...]:
     """Differences between the planned and the actual copies between device and host, in the graphs as they will run.
     ``split`` was read at the time of the split: rewritten nodes have other names, but outputs and inputs keep their
@@ -300,10 +282,13 @@ def audit_copies(
     moved = {}
     for row, (number, _) in places.items():
         copy = by_host.pop(str(outputs[number]), None)
-        # a rewritten half may have the value from another node
+        # a rewritten graph may have the value from another node
         moved[row] = copy if copy is None or copy.row in (row, -1) else None
     unplanned = (*by_host, *found.unsent)
-    return (*moves_otherwise(_OF_HALVES, plan, found, moved, unplanned), *reads_otherwise(_OF_HALVES, found))
+    return (
+        *outcome.moves_otherwise(_OF_HALVES, plan, found, moved, unplanned),
+        *outcome.reads_otherwise(_OF_HALVES, found),
+    )
 
 
 def _returned(graph: fx.Graph) -> Sequence[Any]:
@@ -317,10 +302,8 @@ def _returned(graph: fx.Graph) -> Sequence[Any]:
 def _replays(
     facts: Facts, needs: SavedForBackward, kept: Iterable[Any], forward: fx.Graph, backward: fx.Graph
 ) -> dict[fx.Node, int]:
-    """The wrappers of the backward that start where that of their row did in the forward, and those; with the row.
-
-    Rows are in graph order, as states are numbered.
-    """
+    """The wrappers of the backward that start where that of their node did in the forward, and those; with the node.
+    Nodes are in graph order, as states are numbered."""
     flags, names = facts.flags, facts.names
     by_name = {node.name for node in backward.nodes if node.op == "call_function"}
     random = [row for row in needs.recomputed if flags[row] & Flag.RANDOM and names[row] not in by_name]
@@ -346,7 +329,7 @@ def _number(wrapper: fx.Node) -> int:
 
 
 def _is(facts: Facts, row: int, wrapper: fx.Node) -> bool:
-    """A wrapper belongs to a row: it calls the same operator, and every neighbour that kept its name agrees."""
+    """A wrapper belongs to a node: it calls the same operator, and every neighbour that kept its name agrees."""
     index = facts.index
     called = wrapper.args[1 if function(wrapper) == RUNS_WITH_RANDOM_STATE[0] else 0]
     read = {index[source.name] for source in wrapper.all_input_nodes if source.name in index}
@@ -359,14 +342,14 @@ def _is(facts: Facts, row: int, wrapper: fx.Node) -> bool:
     )
 
 
-_OF_FLAT = Wording(
+_OF_FLAT = outcome.Wording(
     "{node} {found}, which is not what was planned",
     "another pass changed the graph, or this is a bug in policylang",
-    {OFFLOADED_UNPLANNED: "{node} was offloaded, which is not what was planned"},
+    {outcome.OFFLOADED_UNPLANNED: "{node} was offloaded, which is not what was planned"},
 )
 
 
-def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
+def audit_flat(plan: Plan, graph: fx.Graph) -> outcome.Audit:
     """Compare a rematerialised flat graph with the plan it was made for. Differences are returned, not raised.
 
     A value crosses where a backward node, or a copy, reads the forward's own, and is then saved; except that one
@@ -386,29 +369,29 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> Audit:
     on_host = {copy.row: copy for copy in found.copies if copy.fetched}
     planned = {row: copy for row, copy in on_host.items() if row >= 0 and moves(decisions[row])}
     may_save = {row for row in facts.forward if row not in again and not moves(decisions[row])}
-    expected = Expected(
+    expected = outcome.Expected(
         may_save,
         must_save={row for row in may_save if row in read_late and saves(decisions[row]) and row not in on_host},
         may_recompute=again,
     )
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
     differences = (
-        *runs_otherwise(_OF_FLAT, plan, expected, saved, found),
-        *reads_otherwise(_OF_FLAT, found),
-        *moves_otherwise(_OF_FLAT, plan, evolve(found, saved=saved), planned, unplanned),
+        *outcome.runs_otherwise(_OF_FLAT, plan, expected, saved, found),
+        *outcome.reads_otherwise(_OF_FLAT, found),
+        *outcome.moves_otherwise(_OF_FLAT, plan, evolve(found, saved=saved), planned, unplanned),
     )
     here = {row for row in planned if (by := decisions[row]) is not None and by.outcome.on_device}
     away = sorted(row for row in on_host if row >= 0 and row not in here)
-    return summary(plan, found, differences, saved=sorted({*saved, *here}), offloaded=away)
+    return outcome.summary(plan, found, differences, saved=sorted({*saved, *here}), offloaded=away)
 
 
 OTHER_BYTES = "APL409"
-_OF_EAGER = Wording(
+_OF_EAGER = outcome.Wording(
     "{node} {found}",
     "this is a bug in policylang",
     {
-        SAVED_UNPLANNED: "{node} is held, and the plan does not say so",
-        NOT_SAVED: "{node} is not held, and the plan says so",
+        outcome.SAVED_UNPLANNED: "{node} is held, and the plan does not save it",
+        outcome.NOT_SAVED: "{node} is not held, and the plan saves it",
     },
     is_brief=True,
 )
@@ -416,27 +399,27 @@ _OF_EAGER = Wording(
 
 def audit_eager(
     plan: Plan, needs: SavedForBackward, held: Mapping[int, Sequence[Tensor]], outside: Iterable[Tensor]
-) -> Audit:
+) -> outcome.Audit:
     """Compare one call of a block with its plan.
 
     Args:
         needs: what follows from the plan (:func:`policylang.planning.liveness.saved_and_recomputed`).
-        held: by row of the operator, the plain tensors that the checkpoint holds.
+        held: by node of the operator, the plain tensors that the checkpoint holds.
         outside: those of the block's parameters, buffers and inputs, which are alive anyway.
     """
     facts = plan.facts
     roots, moved = facts.storage_roots, {facts.storage_roots[row] for row in needs.offloaded}
     planned = {facts.owners[row] for row in kept_rows(facts, (*needs.saved, *needs.offloaded))}
-    found = Found(saved=sorted({facts.owners[row] for row in held}))
+    found = outcome.Found(saved=sorted({facts.owners[row] for row in held}))
     must = {row for row in planned if plan.checkpoints is None or row < plan.checkpoints.reach[0]}
-    wrong = tuple(runs_otherwise(_OF_EAGER, plan, Expected(planned, must), found.saved, found))
+    wrong = tuple(outcome.runs_otherwise(_OF_EAGER, plan, outcome.Expected(planned, must), found.saved, found))
     # the recomputation is still to come, and so are copies to the host: they are taken as planned
     found = evolve(found, recomputed=list(needs.recomputed))
-    audit = summary(plan, found, wrong, saved=needs.saved, offloaded=needs.offloaded)
+    audit = outcome.summary(plan, found, wrong, saved=needs.saved, offloaded=needs.offloaded)
     stays = (tensors for row, tensors in held.items() if roots[row] not in moved)
     measured = held_bytes((tensor for tensors in stays for tensor in tensors), outside)
     if measured != audit.saved_bytes:
-        said = f"the checkpoint holds {measured:,} bytes, and the plan says {audit.saved_bytes:,}"
-        why = "a kernel lays its result into a larger memory than it fills, or into one that another value has too"
+        said = f"the checkpoint holds {measured:,} bytes, and the plan has {audit.saved_bytes:,}"
+        why = "a kernel allocates more memory than its result fills, or memory that it shares with another value"
         wrong = (*wrong, diagnose(OTHER_BYTES, said, help=why))
     return evolve(audit, saved_bytes=measured, differences=wrong)

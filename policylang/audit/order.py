@@ -1,10 +1,10 @@
-"""Audits the order of a graph that came out: when collectives start and are awaited, and what they became.
+"""Audits the order of a changed graph: when collectives start and are awaited, and how they were bucketed.
 
-The operators of the graph, in node order, are compared with the steps of the
-:class:`OrderPlan`, one by one. Where they differ, the fewest nodes that have to be moved to make both alike are named;
-computation weighs more than communication, so that a collective which crossed one product is what moved, not the
-product. Then what reads what is compared wherever a collective, a wait or a node of a bucket is on either side, and
-what draws, writes or acts has to keep its turn, whatever the plan says.
+The operators of the graph, in node order, are compared with the steps of the :class:`OrderPlan`, one by one. If they
+differ, the audit names the fewest nodes that have to be moved to make both alike; computation weighs more than
+communication, so that a collective that crossed one product counts as moved, not the product. Then the edges at every
+collective, wait or bucket node are compared; random draws, writes and effects have to keep their order, whatever the
+plan.
 
 O(nodes + edges), and O(nodes log nodes) where the order differs.
 """
@@ -21,8 +21,7 @@ from torch import fx
 
 from policylang.audit.outcome import OUT_OF_ORDER
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.schedule import STARTS, StepKind
+from policylang.graph.facts import STARTS, Facts, Flag, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import counted
 from policylang.operators.calls import describe, effects, function, written_statistics
@@ -45,11 +44,8 @@ class Displaced:
 
 def displaced(found: Sequence[Item], planned: Sequence[Item], weight: Callable[[Item], int]) -> list[Displaced]:
     """The steps of ``found`` that are not where ``planned`` has them, of the least weight in all; in the order of
-    ``found``. Both have the same steps, each once. O(n log n), and O(n) where nothing differs.
-
-    What stays is a heaviest increasing subsequence (Fredman, 1975, of unit weights), found with a Fenwick tree of
-    prefix maxima.
-    """
+    ``found``. Both have the same steps, each once. O(n log n), and O(n) where nothing differs. What stays is a heaviest
+    increasing subsequence (Fredman, 1975, of unit weights), found with a Fenwick tree of prefix maxima."""
     if list(found) == list(planned):
         return []
     position = {step: at for at, step in enumerate(planned)}
@@ -113,9 +109,9 @@ def turned_around(facts: Facts, nodes: Sequence[fx.Node]) -> Iterator[Late]:
 
 
 def _of_memory(facts: Facts, nodes: Mapping[int, fx.Node]) -> Iterator[Late]:
-    """A node that reads or writes memory is in its turn if as many writes to that memory came before it as planned.
-    Views may run at any time."""
-    roots: dict[fx.Node, fx.Node] = {}  # of the nodes that look into memory of others, the node that it is of
+    """A node that reads or writes memory is in order if as many writes to that memory ran before it as planned. Views
+    may run at any time."""
+    roots: dict[fx.Node, fx.Node] = {}  # node to the node whose memory it views
     for _, node in sorted(nodes.items()):
         if aliased := effects(node)[0]:
             roots[node] = roots.get(aliased[0], aliased[0])
@@ -142,7 +138,7 @@ def _of_memory(facts: Facts, nodes: Mapping[int, fx.Node]) -> Iterator[Late]:
 
 
 def _memory(roots: Mapping[fx.Node, fx.Node], nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """The memory that some nodes look into, each once."""
+    """The memory that some nodes use, each once."""
     return list(dict.fromkeys(roots.get(node, node) for node in nodes))
 
 
@@ -155,7 +151,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
 def _turns(
     order: Iterable[int], touched: Mapping[int, Iterable[fx.Node]], written: Mapping[int, Iterable[fx.Node]]
 ) -> dict[tuple[int, fx.Node], int]:
-    """By row and memory, the number of writes to it before the row."""
+    """By node and memory, the number of writes to it before the node."""
     so_far: dict[fx.Node, int] = {}
     found = {}
     for row in order:
@@ -168,10 +164,10 @@ def _turns(
 
 NOT_THE_COLLECTIVES = "APL417"
 DISPLACED = "APL418"
-_HELP = "another pass changed the graph after the policy was carried out, or this is a bug in policylang"
+_HELP = "another pass changed the graph after the policy was applied, or this is a bug in policylang"
 _MOST = 8
 _COMPUTATION, _COMMUNICATION = 3, 2
-"""What it counts to have moved."""
+"""The cost of having moved one."""
 _RUN, _COPIES = StepKind.FIRST_RUN, tuple(kind for kind in StepKind if kind > StepKind.SECOND_RUN)
 _SAID = {
     StepKind.COPY_TO_HOST: "the copy of `{}` to the host starts",
@@ -185,8 +181,8 @@ GraphStep = tuple[StepKind, str, int]
 
 
 def audit_order(order: OrderPlan, graph: fx.Graph) -> tuple[Diagnostic, ...]:
-    """Where a graph does not start, await and join collectives as planned. Differences are returned, not raised. Copies
-    to the host and back are compared where the plan's schedule has any. Nodes that torch adds to those of the plan are
+    """The differences from the planned starts, waits and joins of collectives. They are returned, not raised. Copies to
+    the host and back are compared where the plan's schedule has any. Nodes that torch adds to those of the plan are
     ignored, except for collectives and waits."""
     reader = _OrderReader(graph, order, order.facts)
     return (*reader.other_collectives(), *reader.other_edges(), *reader.other_order(), *reader.turned_around())
@@ -198,7 +194,7 @@ class _OrderReader:
     order: OrderPlan
     facts: Facts
     bucketed: Mapping[str, Edit] = field(init=False)
-    """The nodes that buckets put into the graph, each with its edit."""
+    """The nodes of buckets in the graph, each with its edit."""
 
     def __attrs_post_init__(self) -> None:
         self.bucketed = {new.name: edit for edit in self.order.edits.done for new in edit.nodes}
@@ -264,8 +260,8 @@ class _OrderReader:
                 yield _differs(NOT_THE_COLLECTIVES, f"`{node.name}` reads {more}, where the plan has it read {fewer}")
 
     def _value(self, node: fx.Node) -> str:
-        """The name by which the plan knows what a node hands out: a copy that came back is the value that was sent, as
-        far as the edges of the graph lead."""
+        """The plan's name for a node's result: a copy from the host is the value that was sent, as far as edges
+        lead."""
         value = node
         while value.op == "call_function" and (called := describe(value.target).name) in (*STARTS, HOST_COPY_WAIT):
             source = value.args[1 if called == HOST_COPY_WAIT else 0]
@@ -295,11 +291,11 @@ class _OrderReader:
             stands, was_to = (_place(found, at) for at in (each.behind, each.planned))
             yield _differs(DISPLACED, f"{self._said(found[each.at])} {stands}, where the plan has it {was_to}")
         if len(elsewhere) > _MOST:
-            more = counted(len(elsewhere) - _MOST, "more step stands", "more steps stand")
+            more = counted(len(elsewhere) - _MOST, "more step is", "more steps are")
             yield _differs(DISPLACED, f"{more} elsewhere than planned")
 
     def turned_around(self) -> Iterator[Diagnostic]:
-        """Nodes out of turn, whatever the plan says."""
+        """Nodes out of order, whatever the plan."""
         index = self.facts.index
         nodes = [node for node in self.graph.nodes if node.op == "call_function" and node.name in index]
         own = [node for node in nodes if self._is_of_plan(node, index[node.name])]
@@ -334,7 +330,7 @@ class _OrderReader:
 
 
 def _counted(steps: Iterable[tuple[StepKind, str]]) -> list[GraphStep]:
-    """Several copies of one value are told apart by their number."""
+    """Several copies of one value are distinguished by number."""
     seen = Counter[tuple[StepKind, str]]()
     found = []
     for kind, name in steps:

@@ -1,17 +1,37 @@
-"""Compares what runs in a graph with its plan: one comparison for all paths, in the words of each."""
+"""Compares what runs in a graph with its plan, one comparison for all paths, and makes reports of plans and audits."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from math import fsum
+from typing import TYPE_CHECKING, Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, fields, frozen
 
-from policylang.graph.facts import Facts
-from policylang.language.diagnostics import Diagnostic
-from policylang.language.syntax import Rule
-from policylang.planning.liveness import SavedForBackward, with_cost
+from policylang.audit.report import (
+    AuditReport,
+    DecisionReport,
+    ExpectationReport,
+    LeftAlone,
+    Report,
+    RewriteReport,
+    RuleReport,
+    ValuesReport,
+    order_account,
+)
+from policylang.graph.facts import Facts, GraphKind, uncounted_operators
+from policylang.language.diagnostics import Diagnostic, Severity
+from policylang.language.shown import did_you_mean, listed, nearest
+from policylang.language.syntax import Action, Policy, Rule
+from policylang.planning.graph_edit import Edit, Edits
+from policylang.planning.liveness import SavedForBackward, counted_by_data, with_cost
 from policylang.planning.plan import Plan
-from policylang.planning.value_outcome import KEPT, Decision, Outcome, saved_as
+from policylang.planning.value_outcome import KEPT, ON_HOST, Decision, Outcome, Why, saved_as, saved_bytes
+
+if TYPE_CHECKING:
+    from policylang.planning.plan import OrderPlan
 
 
 @frozen
@@ -19,10 +39,10 @@ class HostCopy:
     """A value that is copied to the host. ``started`` and ``awaited`` are positions."""
 
     row: int
-    """Of the value; -1 where the plan does not have it."""
+    """The row of the value; -1 if the plan lacks it."""
     value: str
     host: str
-    """The node that hands the copy out once it is awaited."""
+    """The node that returns the copy once it is awaited."""
     started: int
     awaited: int
     fetched: bool
@@ -31,7 +51,7 @@ class HostCopy:
 
 @define
 class Found:
-    """What runs, read off the actual graph. Values are rows of the planned facts; positions are indices into
+    """The nodes that run, read off the actual graph. Values are nodes of the planned facts; positions are indices into
     ``order``."""
 
     order: list[str] = field(factory=list)
@@ -44,15 +64,15 @@ class Found:
     saved: list[int] = field(factory=list)
     """The tensors among these that the forward computes, in graph order."""
     held: dict[int, int] = field(factory=dict)
-    """By allocating row, the last position at which the forward, or an output, reads its memory."""
+    """By allocating node, the last position at which the forward, or an output, reads its memory."""
     written: dict[int, int] = field(factory=dict)
-    """By allocating row, the last position at which the forward writes its memory in place."""
+    """By allocating node, the last position at which the forward writes its memory in place."""
     recomputed: list[int] = field(factory=list)
-    """Recomputed rows, in execution order, with repetitions."""
+    """Recomputed nodes, in execution order, with repetitions."""
     twice: list[int] = field(factory=list)
     """Recomputations beyond the first in one backward region, which is a stretch between two forward operators."""
     redrawn: list[int] = field(factory=list)
-    """Second runs that do not start from the random state of the first."""
+    """Recomputations that do not start from the random state of the first run."""
     rewritten: list[int] = field(factory=list)
     """Recomputed operators that write to memory that was not recomputed."""
     random_states: int = 0
@@ -61,26 +81,26 @@ class Found:
     swapped: dict[str, str] = field(factory=dict)
     """First runs with an effect, to one that runs before them and follows them in the plan."""
     unknown: list[str] = field(factory=list)
-    """Nodes that the plan does not have; of two halves, those with an effect."""
+    """Nodes that the plan does not have; of a partition, those with an effect."""
     kept_unknown: list[str] = field(factory=list)
     """Forward outputs for the backward that the plan does not have or the backward does not take."""
     places: dict[int, tuple[int, int]] = field(factory=dict)
-    """By row that crosses between the two graphs, its output number in one and its input number in the other."""
+    """By node that crosses between the two graphs, its output number in one and its input number in the other."""
     copies: list[HostCopy] = field(factory=list)
     unsent: list[str] = field(factory=list)
-    """Nodes that bring back what is not handed over as a copy on the host."""
+    """Nodes that copy back a value that is not passed as a copy on the host."""
     races: list[str] = field(factory=list)
     """Nodes that start, take or read a copy without the wait that makes it safe."""
 
 
 @frozen
 class Audit:
-    """What a partition saves and recomputes, by node name in graph order, and where it differs from its plan."""
+    """The saved and recomputed values of a partition, by node name in graph order, and differences from the plan."""
 
     saved: tuple[str, ...]
     """Values of the forward kept for the backward; no graph inputs, no symbolic sizes."""
     saved_bytes: int
-    """Of distinct storages."""
+    """Bytes of distinct storages."""
     recomputed: tuple[str, ...]
     """Forward operators that the backward recomputes."""
     recomputed_bytes: int
@@ -120,7 +140,7 @@ _ALL_PATHS = {
 
 @frozen
 class Expected:
-    """Rows of the plan: what may happen, and what has to."""
+    """Nodes of the plan: what may happen, and what has to."""
 
     may_save: Collection[int]
     must_save: Collection[int]
@@ -137,7 +157,7 @@ class Wording:
     help: str
     """For differences in nodes of the plan."""
     codes: Mapping[str, str] = field(factory=dict)
-    """By code, a sentence of its own."""
+    """By code, a specific sentence."""
     is_brief: bool = False
     """Leaves out module and line."""
 
@@ -159,8 +179,8 @@ class Wording:
 def runs_otherwise(
     say: Wording, plan: Plan, expected: Expected, saved: Iterable[int], found: Found
 ) -> Iterator[Diagnostic]:
-    """What is saved, recomputed or placed otherwise than planned. ``saved``: values that cross by being kept, host
-    copies included."""
+    """Values saved, recomputed or placed otherwise than planned. ``saved``: values kept for the backward, host copies
+    included."""
     now, again = frozenset(saved), frozenset(found.recomputed)
     for code, rows, happened in (
         (SAVED_UNPLANNED, now.difference(expected.may_save), "was saved"),
@@ -184,7 +204,7 @@ def reads_otherwise(say: Wording, found: Found) -> Iterator[Diagnostic]:
 def moves_otherwise(
     say: Wording, plan: Plan, found: Found, moved: Mapping[int, HostCopy | None], unplanned: Iterable[str]
 ) -> Iterator[Diagnostic]:
-    """Copies that are not as planned. ``moved``: the rows that are to wait on the host, with their copies;
+    """Copies that are not as planned. ``moved``: the nodes that are to wait on the host, with their copies;
     ``unplanned``: the names of nodes that take part in any other copy."""
     yield from (say.of_node(RACE, name) for name in found.races)
     yield from (say.of_node(OFFLOADED_UNPLANNED, name) for name in unplanned)
@@ -250,3 +270,306 @@ def summary(
 
 def names(facts: Facts, rows: Iterable[int]) -> tuple[str, ...]:
     return tuple(facts.names[row] for row in rows)
+
+
+_MOST_NAMES = 4
+
+
+class DecidedValues(dict[str, "DecisionReport"]):
+    """With several graphs: ``layers.3/mm_3``, or by the number of its graph, ``3/mm_3``, if that has no name.
+
+    ``[…]``, ``in`` and ``get`` also take the name alone, ``mm_3``, or with the end of a block's path, where one graph
+    alone has such a value or where all that have it decide alike; for a name that is decided differently, ``in`` is
+    False. Otherwise it is a dictionary of the full names.
+    """
+
+    def __missing__(self, name: str) -> DecisionReport:
+        """Raises ``KeyError`` that names the values it may be, or those that are spelled nearly so."""
+        by_graph = self._of_short_name(name)
+        if not by_graph:
+            known = self if "/" in str(name) else (full.rpartition("/")[2] for full in self)
+            help_ = did_you_mean(nearest(str(name), known)) or f"the report has {len(self):,} values"
+            raise KeyError(f"no forward value is called `{name}`; {help_}")
+        if len(set(by_graph.values())) > 1:
+            said: dict[DecisionReport, list[str]] = {}
+            for full, decision in by_graph.items():
+                said.setdefault(decision, []).append(full)
+            ways = (f"{decision.action} {listed(names, _MOST_NAMES)}" for decision, names in said.items())
+            raise KeyError(f"`{name}` is decided differently in {len(by_graph)} graphs: {'; '.join(ways)}")
+        return next(iter(by_graph.values()))
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or len(set(self._of_short_name(name).values())) == 1
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        if name not in self:
+            return default
+        return self[name]
+
+    def _of_short_name(self, name: object) -> dict[str, DecisionReport]:
+        """The values that it may be, by their full names."""
+        if not isinstance(name, str):
+            return {}
+        graph, _, value = name.rpartition("/")
+        graphs = dict.fromkeys(full.rpartition("/")[0] for full in self)
+        near = (each for each in graphs if not graph or f".{each}".endswith(f".{graph}"))
+        own = super().__contains__
+        return {full: self[full] for each in near if own(full := f"{each}/{value}")}
+
+
+_SUMMED = tuple(each.name for each in fields(RuleReport) if each.name not in ("source", "text"))
+
+
+def combined(reports: Iterable[Report]) -> Report:
+    """The graphs of one model as one report. A rule's account is the sum of its accounts."""
+    seen = Counter[str]()
+    found: list[Report] = []
+    for report in reports:  # a block that has several variants has a number from the second on
+        seen[report.label] += 1
+        again = report.label and seen[report.label] > 1
+        found.append(evolve(report, label=f"{report.label}#{seen[report.label]}") if again else report)
+    graphs = tuple(found)
+    if len(graphs) == 1:
+        return graphs[0]
+    names = [graph.label or str(number) for number, graph in enumerate(graphs)]
+
+    def each(name: str) -> list[Any]:
+        return [getattr(graph, name) for graph in graphs]
+
+    together: dict[str, Any] = {
+        **{name: sum(each(name)) for name in ("forward_nodes", "blocks", "undecided", "forward_flops")},
+        **{name: _summed_values(each(name), names) for name in ("saved", "recomputed", "offloaded")},
+        **{name: _counts(each(name)) for name in ("uncounted", "uncounted_recomputed")},
+        **{name: tuple(chain.from_iterable(each(name))) for name in ("rewrites", "orders", "expectations", "code")},
+        **{name: tuple(dict.fromkeys(chain.from_iterable(each(name)))) for name in ("warnings", "notes")},
+    }
+    return Report(
+        policy=", ".join(dict.fromkeys(each("policy"))),
+        decisions=DecidedValues(
+            {
+                f"{graph_name}/{name}": decision
+                for graph_name, graph in zip(names, graphs, strict=True)
+                for name, decision in graph.decisions.items()
+            }
+        ),
+        rules=_summed_rules(graphs),
+        undecided_fate=graphs[0].undecided_fate,
+        undecided_saved_bytes=_sum(each("undecided_saved_bytes")),
+        audit=_joined(each("audit"), names),
+        device=", ".join(dict.fromkeys(filter(None, each("device")))) or None,
+        forward_seconds=_sum(each("forward_seconds")),
+        from_cache=all(each("from_cache")),
+        graphs=graphs,
+        **together,
+    )
+
+
+def _joined(audits: Sequence[AuditReport | None], names: Sequence[str]) -> AuditReport | None:
+    places = [name if not name.isdecimal() else f"graph {name}" for name in names]
+    there = [(place, audit) for place, audit in zip(places, audits, strict=True) if audit is not None]
+    if not there:
+        return None
+    differences = tuple(f"{place}: {difference}" for place, audit in there for difference in audit.differences)
+    return AuditReport(all(audit.agrees for _, audit in there), differences)
+
+
+def _summed_values(parts: Sequence[ValuesReport | None], names: Sequence[str]) -> ValuesReport | None:
+    there = [(graph, values) for graph, values in zip(names, parts, strict=True) if values is not None]
+    if not there:
+        return None
+    return ValuesReport(
+        tuple(f"{graph}/{name}" for graph, values in there for name in values.names),
+        sum(values.bytes for _, values in there),
+        sum(values.flops for _, values in there),
+        _sum(values.seconds for _, values in there),
+    )
+
+
+def _summed_rules(graphs: Sequence[Report]) -> tuple[RuleReport, ...]:
+    """Graphs of one policy have the same rules in the same order; parts of a model may follow different policies."""
+    by_rule: dict[tuple[str, int, str, str], list[RuleReport]] = {}
+    for graph in graphs:
+        for number, account in enumerate(graph.rules):
+            by_rule.setdefault((graph.policy, number, account.source, account.text), []).append(account)
+    return tuple(
+        RuleReport(source, text, **{name: _sum(getattr(each, name) for each in accounts) for name in _SUMMED})
+        for (_, _, source, text), accounts in by_rule.items()
+    )
+
+
+def _counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in parts:
+        total.update(each)
+    return dict(sorted(total.items()))
+
+
+def _sum(figures: Iterable[float | None]) -> Any:
+    """The sum of the figures there are; None where there is none."""
+    there = [figure for figure in figures if figure is not None]
+    return sum(there) if there else None
+
+
+_ROUNDING = "sums are taken in another order: equal up to rounding, not bitwise"
+_HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
+
+
+def plan_report(plan: Plan) -> Report:
+    """The report on a graph that is planned and not partitioned: decisions and rules, no bytes. Of a forward or
+    backward graph by itself: its rewrites."""
+    # buckets of a joint graph are made on its forward and backward graph
+    report = _report(plan, None, plan.order if plan.facts.kind is not GraphKind.JOINT else None)
+    if plan.facts.kind not in _HALVES:
+        return report
+    operators = sum(op == "call_function" and plan.facts.owners[row] == row for row, op in enumerate(plan.facts.ops))
+    return evolve(
+        report, half=plan.facts.kind.value, operators=operators, forward_nodes=0, blocks=0, decisions={}, undecided=0
+    )
+
+
+def partition_report(
+    plan: Plan, audit: Audit, halves: Mapping[str, Edits] | None = None, orders: Mapping[str, Plan] | None = None
+) -> Report:
+    """The report on a graph that was split, or rematerialised, with the findings of the audit. ``halves``: later
+    rewrites of the ``forward`` and the ``backward``; ``orders``: the plans of reordered graphs."""
+    report = _report(plan, audit, plan.order if plan.facts.kind is GraphKind.FLAT else None)
+    later = (rewrite_reports(plan.policy, edits, half) for half, edits in (halves or {}).items())
+    ordered = (order_account(made, half) for half, made in (orders or {}).items())
+    return evolve(
+        report,
+        rewrites=report.rewrites + tuple(each for half in later for each in half),
+        orders=report.orders + tuple(each for each in ordered if each is not None),
+    )
+
+
+def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> Report:
+    """``order``: its result on the graph itself."""
+    facts = plan.facts
+    owned = [row for row in facts.forward if facts.owners[row] == row]
+    again = [facts.index[name] for name in audit.recomputed] if audit else []
+    times = plan.shown_times
+    seconds = None if times is None else times.seconds
+    notes = [_sentence(each) for each in plan.diagnostics if each.severity is Severity.NOTE]
+    if plan.untold is not None:  # why a policy that names a device has no times
+        notes.append(f"no times: {_sentence(plan.untold)}")
+    amounts: dict[str, list[Any]] = {}
+    recomputed = None
+    if audit is not None:
+        saved, offloaded = ([facts.index[name] for name in names] for names in (audit.saved, audit.offloaded))
+        # memory of several rules' values counts for the first in graph order
+        amounts = {
+            "saved_bytes": _by_rule(plan, zip(saved, saved_bytes(facts, saved, plan.decisions), strict=True)),
+            "recomputed_flops": _by_rule(plan, ((row, facts.flops[row]) for row in again)),
+            "offloaded_bytes": _by_rule(plan, zip(offloaded, ON_HOST.kept_bytes(facts, offloaded), strict=True)),
+        }
+        if seconds is not None:
+            amounts["recomputed_seconds"] = _by_rule(plan, ((row, seconds[row]) for row in again), 0.0)
+        took = None if seconds is None else fsum(seconds[row] for row in again)
+        recomputed = ValuesReport(audit.recomputed, audit.recomputed_bytes, audit.recomputed_flops, took)
+        # an eager block reports what its calls held
+        hinted = counted_by_data(facts, saved) if plan.checkpoints is None else ""
+        notes += [f"saved counts {hinted}"] if hinted else []
+    return Report(
+        policy=plan.policy.name,
+        forward_nodes=len(owned),
+        blocks=len(plan.block_names),
+        decisions=_decisions(plan),
+        rules=tuple(
+            RuleReport(
+                source=outcome.rule.source,
+                text=outcome.rule.text,
+                matched=len(outcome.matched),
+                decided=len(outcome.decided),
+                overridden=sum(outcome.overridden_by.values()),
+                kept_by_user=outcome.kept_by_user,
+                **{name: by_rule[index] for name, by_rule in amounts.items()},
+            )
+            for index, outcome in enumerate(plan.rules)
+        ),
+        undecided=sum((by := plan.decisions[row]) is not None and by.why is Why.UNDECIDED for row in owned),
+        undecided_fate=plan.undecided,
+        saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
+        recomputed=recomputed,
+        offloaded=ValuesReport(audit.offloaded, audit.offloaded_bytes) if audit else None,
+        forward_flops=audit.forward_flops if audit else sum(facts.flops[row] for row in facts.forward),
+        undecided_saved_bytes=audit.saved_bytes - sum(amounts["saved_bytes"]) if audit else None,
+        rewrites=rewrite_reports(plan.policy, plan.edits if order is None else plan.edits.followed_by(order.edits)),
+        orders=tuple(filter(None, (order_account(plan),))),
+        expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found, e.margin) for e in plan.expectations),
+        warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
+        notes=tuple(notes),
+        audit=AuditReport(audit.agrees, tuple(map(_sentence, audit.differences))) if audit else None,
+        digest=plan.digest,
+        uncounted=uncounted_operators(facts, facts.forward) or {},
+        uncounted_recomputed=uncounted_operators(facts, again) or {},
+        device=None if times is None else times.device.name,
+        forward_seconds=None if seconds is None else fsum(seconds[row] for row in facts.forward),
+    )
+
+
+def _decisions(plan: Plan) -> dict[str, DecisionReport]:
+    """One object a distinct decision, as the plan has it: a graph may have a million nodes."""
+    known: dict[Decision, DecisionReport] = {}
+    found: dict[str, DecisionReport] = {}
+    for row in plan.facts.forward:
+        planned = plan.decisions[row]
+        if planned is None:
+            continue
+        if planned not in known:
+            rule = plan.rule_of(row)
+            known[planned] = DecisionReport(word(planned.action), rule.source if rule else None, planned.reason)
+        found[plan.facts.names[row]] = known[planned]
+    return found
+
+
+def word(action: Action | None) -> str:
+    """An action as the language writes it; ``auto`` for what is left to PyTorch's partitioner."""
+    return "auto" if action is None else action.word
+
+
+def _by_rule(plan: Plan, costs: Iterable[tuple[int, Any]], zero: float = 0) -> list[Any]:
+    """The sums of the costs of nodes, by the rule that decided them."""
+    amounts: list[Any] = [zero] * len(plan.rules)
+    for row, amount in costs:
+        planned = plan.decisions[row]
+        if planned is not None and planned.rule is not None:
+            amounts[planned.rule] += amount
+    return amounts
+
+
+def _sentence(diagnostic: Diagnostic) -> str:
+    where = f"{diagnostic.span.location}: " if diagnostic.span else ""
+    return f"{where}{diagnostic.message} ({diagnostic.code})"
+
+
+def rewrite_reports(policy: Policy, edits: Edits, half: str = "") -> tuple[RewriteReport, ...]:
+    """One account per line. ``half``: the graph of a partition; there, lines without an effect are left out."""
+    found = []
+    for index, statement in enumerate(policy.rewrites):
+        mine = edits.of(index)
+        if half and not mine.done:
+            continue
+        left = () if half else mine.refused
+        found.append(
+            RewriteReport(
+                source=statement.span.location,
+                text=" ".join(statement.span.text.split()),
+                half=half,
+                done=len(mine.done),
+                gone=sum(edit.fewer_collectives for edit in mine.done),
+                ranks=max((edit.proof.ranks for edit in mine.done), default=0),
+                proven=not any(edit.proof.assumed for edit in mine.done),
+                notes=_notes(mine.done),
+                left=tuple(LeftAlone(each.collectives, each.reason, each.detail) for each in left),
+            )
+        )
+    return tuple(found)
+
+
+def _notes(done: Sequence[Edit]) -> tuple[str, ...]:
+    """Each once, in the order of their first appearance."""
+    said: list[str] = []
+    for edit in done:
+        assumed = edit.proof.assumed and f"assumed: {edit.proof.assumed}"
+        said += (edit.note, assumed, "" if edit.proof.exact else _ROUNDING)
+    return tuple(dict.fromkeys(filter(None, said)))

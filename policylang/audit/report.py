@@ -32,12 +32,12 @@ class ScheduledLine(ReportedLine):
     """The account of one ``bucket``, ``prefetch``, ``delay``, ``overlap`` or ``keep order of`` line."""
 
     matched: int
-    """How many collectives it picks."""
+    """The number of collectives that it picks."""
     moved: int
     """Collectives that joined others, for a ``bucket`` line; for other lines, those that start earlier or are awaited
     later because of it."""
     buckets: int = 0
-    """How many buckets a ``bucket`` line made."""
+    """The number of buckets that a ``bucket`` line made."""
     left: dict[str, tuple[str, ...]] = field(factory=dict)
     """Why collectives were left where they are, and which."""
 
@@ -57,7 +57,7 @@ class CollectiveAccount:
     bytes: int
     """The more of what it is given and what it gives."""
     members: int = 1
-    """How many collectives of the traced graph it replaces."""
+    """The number of collectives of the traced graph that it replaces."""
     seconds: float | None = None
     """From start to completion; None without a device."""
     exposed: float | None = None
@@ -101,8 +101,8 @@ class OrderAccount:
 
 
 def order_account(plan: Plan, half: str = "") -> OrderAccount | None:
-    """The account of a plan's order; None where the policy has no scheduling lines, the path carries none out, or
-    there is nothing to order."""
+    """The account of a plan's order; None if the policy has no scheduling lines, the path applies none, or there is
+    nothing to order."""
     from policylang.planning.inspection.communication import communication  # few policies ask for what it imports
 
     found = communication(plan)
@@ -202,13 +202,13 @@ class RuleReport(ReportedLine):
     """The account of one rule. Counts are of decisions: an operator and the ``getitem`` nodes that read it are one."""
 
     matched: int
-    """How many forward values its selector matches."""
+    """The number of forward values that its selector matches."""
     decided: int
-    """Of the matched, those that no later rule decided."""
+    """Of the matched, those that no later rule decides."""
     overridden: int
-    """Of the matched, those that a later rule decided."""
+    """Of the matched, those that a later rule decides."""
     kept_by_user: int = 0
-    """Of the matched, those that kept the tag of the user's own ``checkpoint``."""
+    """Of the matched, those that kept the tag of the user's ``checkpoint``."""
     saved_bytes: int | None = None
     """Memory kept alive by values that this rule saves; None before a partition."""
     recomputed_flops: int | None = None
@@ -225,11 +225,11 @@ class ValuesReport:
 
     names: tuple[str, ...] = field(default=(), repr=False)
     bytes: int = 0
-    """Of distinct memory: views of one value count once."""
+    """Bytes of distinct memory: views of one value count once."""
     flops: int = 0
     """Cost of recomputing them; 0 for saved values."""
     seconds: float | None = None
-    """The time of that on the policy's device; None without one, and of values that are not computed again."""
+    """Their recomputation time on the policy's device; None without one, and for values that are not recomputed."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -259,16 +259,16 @@ class ExpectationReport(ReportedLine):
 
 @frozen
 class CodeOrderReport:
-    """In which order the code communicates that Inductor generated for one half."""
+    """The order of communication in Inductor's code for the forward or backward graph."""
 
     half: str
     """``forward`` or ``backward``."""
     status: str
     """``as planned``, ``differs``, ``not compiled`` before the first backward, ``not read`` where it is not Python."""
     starts: int = 0
-    """How many collectives it starts."""
+    """The number of collectives that it starts."""
     waits: int = 0
-    """How many waits it has for them."""
+    """The number of waits for them."""
     kernels: dict[str, int] = field(factory=dict)
     """By collective beside which the plan computes products, the number of kernels before its wait."""
 
@@ -290,7 +290,7 @@ class RewriteReport(ReportedLine):
     """The account of one ``fuse``, ``collapse`` or ``bucket`` line."""
 
     half: str = ""
-    """``forward`` or ``backward`` for what was done after the graph was split, on that half."""
+    """``forward`` or ``backward`` for edits after the split, on that graph."""
     done: int = 0
     """Rewritten chains or round trips."""
     gone: int = 0
@@ -298,7 +298,7 @@ class RewriteReport(ReportedLine):
     ranks: int = 0
     """The number of ranks that each proof covers."""
     proven: bool = True
-    """False where a proof takes something for granted; :attr:`notes` then says what."""
+    """False if a proof makes an assumption; :attr:`notes` then names it."""
     notes: tuple[str, ...] = ()
     left: tuple[LeftAlone, ...] = ()
     """Candidates that were not rewritten."""
@@ -323,7 +323,7 @@ class FsdpOrderReport:
     """Its name."""
     lines: tuple[LineByFsdpReport, ...] = ()
     differences: tuple[str, ...] = ()
-    """What FSDP has been told otherwise since."""
+    """FSDP's settings that have changed since."""
 
 
 @frozen
@@ -360,7 +360,7 @@ class Report:
     forward_nodes: int = 0
     """Decisions that the policy could take: forward operators, counted like those of :class:`RuleReport`."""
     blocks: int = 0
-    """How many blocks the graph has."""
+    """The number of blocks in the graph."""
     decisions: dict[str, DecisionReport] = field(factory=dict, repr=False)
     """In a sum, ``decisions["mm_3"]`` serves as well where all that have such a value decide alike."""
     rules: tuple[RuleReport, ...] = ()
@@ -368,7 +368,7 @@ class Report:
     undecided: int = 0
     """Decisions that no rule took."""
     undecided_fate: str = "auto"
-    """What ``undecided -> …`` says of them; ``auto`` leaves them to the partitioner."""
+    """The outcome by ``undecided -> …``; ``auto`` leaves the values to the partitioner."""
     saved: ValuesReport | None = None
     """Bytes on the device: what is offloaded is not among them."""
     recomputed: ValuesReport | None = None
@@ -383,8 +383,8 @@ class Report:
     rewrites: tuple[RewriteReport, ...] = ()
     """An entry for each ``fuse``, ``collapse`` and ``bucket`` line."""
     orders: tuple[OrderAccount, ...] = ()
-    """Of a policy with scheduling lines: the whole planned step, then what was applied to the forward and the backward
-    graph."""
+    """For a policy with scheduling lines: the whole planned step, then the orders applied to the forward and the
+    backward graph."""
     by_fsdp: tuple[FsdpOrderReport, ...] = ()
     """In eager under FSDP2, the results of `prefetch` lines."""
     expectations: tuple[ExpectationReport, ...] = ()
@@ -398,20 +398,20 @@ class Report:
     digest: str = ""
     """Equal for equal plans, in every process and on every rank."""
     from_cache: bool = False
-    """Served from a compile cache: what is said here was found when the graph was compiled, under the same policy."""
+    """Served from a compile cache: the report was made when the graph was compiled, under the same policy."""
     graphs: tuple[Report, ...] = ()
     """The reports that this one is the sum of; empty where it is of one graph."""
     label: str = ""
     """The block, of a graph that is one block of a model; ``layers.3#2`` for its second variant."""
     half: str = ""
-    """``forward`` or ``backward``: of one half of a partition, of which a policy's rewrites are carried out and where
-    nothing is decided about values. ``inference``: of a compiled graph that has no backward, in the same way."""
+    """``forward`` or ``backward``: one graph of a partition, to which only a policy's rewrites are applied.
+    ``inference``: a compiled graph without a backward, in the same way."""
     uncounted: dict[str, int] = field(factory=dict)
     """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls."""
     uncounted_recomputed: dict[str, int] = field(factory=dict)
     """Recomputed ones; empty before a partition."""
     operators: int = 0
-    """Of a forward or backward graph by itself, or a graph without a backward: its operators, counted like
+    """The operators of a separate forward or backward graph, or of a graph without a backward, counted like
     decisions."""
     device: str | None = None
     """The profile that seconds are worked out from, by its name; None where the policy has none."""
@@ -431,9 +431,7 @@ class Report:
 
     def scalars(self, prefix: str = "policylang/") -> dict[str, int | float]:
         """Numbers by name, for a metrics logger: bytes, FLOPs and counts as whole numbers, shares from 0 to 1, seconds.
-
-        Of several graphs their sums; what is not known before a partition, or without a device, is left out.
-        """
+        Several graphs are summed; figures unknown before a partition, or without a device, are left out."""
         amounts = {"saved": self.saved, "recomputed": self.recomputed, "offloaded": self.offloaded}
         found: dict[str, int | float] = {
             "forward_flops": self.forward_flops,

@@ -37,14 +37,14 @@ _PACKAGE = "policylang"
 _ROOTS = ("api", "backends", "integrations")
 """Every module in these begins a compile or is called by one, but for those in :data:`_BEFORE`."""
 _BEFORE = frozenset(("api/tune.py", "api/profile_device.py"))
-"""What these give is a file, or a policy that was read, and what is decided by either is in the policy."""
+"""These return a file, or a policy that was read; what either decides is in the policy."""
 _SUFFIX = ".py"
 _IMPORT = re.compile(
     rf"^([ \t]*)(?:from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|.*)|import[ \t]+(.*))", re.M
 )
 _NAME = re.compile(r"[\w.]+")
 _RENDERERS = "report/"
-"""What these import when somebody looks at a page takes no part in a compile."""
+"""Imports of this room when somebody looks at a page take no part in a compile."""
 _IMPORTED_LATER = re.compile(rf'"{_PACKAGE}\.([\w.]+):\w+"')
 
 
@@ -115,7 +115,7 @@ def code_digest() -> str:
 
 
 def context_of(graph: fx.GraphModule | Iterable[fx.Graph]) -> str:
-    """Over what a policy may read of Dynamo's graph, and of those nested in it, that their code does not say."""
+    """Over what a policy may read of Dynamo's graph, and of those nested in it, that is not in their code."""
     words = []
     graphs = (module.graph for module in _modules(graph)) if isinstance(graph, fx.GraphModule) else graph
     for node in (node for each in graphs for node in each.nodes):
@@ -125,7 +125,7 @@ def context_of(graph: fx.GraphModule | Iterable[fx.Graph]) -> str:
 
 
 def groups_key(policy: Policy) -> str:
-    """Over the process groups around, where the policy rewrites collectives: no graph says what ranks they have."""
+    """Over the process groups around, if the policy rewrites collectives: no graph has their ranks."""
     return digest_of([runtime.groups_around()]) if policy.rewrites else ""
 
 
@@ -137,7 +137,7 @@ def formulas_key() -> str:
 
 def sidecar_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Over everything that decides which compiled graph Inductor would take from its caches; ``key`` is the
-    partitioner's. Each rank has its own, since a sidecar names process groups. Symbolic sizes count by name."""
+    partitioner's. Keys differ between ranks, since a sidecar names process groups. Symbolic sizes count by name."""
     words = [key, torch.__version__, str(torch.is_grad_enabled()), distributed.place_among_ranks()]
     words += (module.code for module in _modules(graph))
     words += (_input_word(value) for value in inputs)
@@ -178,7 +178,7 @@ def write_sidecar(key: str, content: dict[str, Any]) -> bool:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{key[:8]}-", suffix=".tmp")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.replace(temporary, path)  # readers see the old file or the new one, never half of one
+        os.replace(temporary, path)  # readers see the old file or the new one, never a part of one
     except OSError:
         if temporary is not None:
             with suppress(OSError):

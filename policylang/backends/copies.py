@@ -7,19 +7,18 @@
     ticket = policylang.reload(host, device)        # starts the copy back
     value = policylang.wait(ticket, host, device)   # the copy has ended; `host` is held until here
 
-All order is in the arguments. A copy is returned by ``wait`` alone, so no reader can come before its end, and
-``wait`` takes what is copied from, so nothing can have that memory before. Each operator is a function of its arguments
-whose result shares memory with none of them: a compiler has to be told of no effect and no alias, and may drop, merge
-or move the three as it likes.
+The arguments give the order. Only ``wait`` returns a copy, so no reader can run before its end, and ``wait`` reads the
+source of the copy, so that memory cannot be reused before. Each operator is a function of its arguments whose result
+aliases none of them: they have no effects, and a compiler may drop, merge or move all three.
 
 On an accelerator copies run on streams of their own, one each way and device, and ``wait`` lets the stream that
 computes wait for one copy; the host does not wait. Host memory is taken from one pool. On a CPU a copy is made at once.
 PyTorch has operators for the same purpose (``ao::offload``, in 2.12 and later); they run on accelerators alone, and
 free what they copy from, whoever else reads that memory.
 
-A schedule says where copies go in a graph: a copy to the host right behind the step before it, a copy back right before
-the step behind it; steps whose node a graph does not have are passed over. What another pass made reads the copies too:
-a copy comes behind what it copies and before whatever reads it.
+A schedule places copies in a graph: a copy to the host right after the step before it, a copy back right before the
+step after it; steps whose node the graph lacks are skipped. Nodes of other passes may read the copies too: a copy is
+placed after its source and before its readers.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from policylang.graph import marks
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Schedule, StepKind
 from policylang.planning.schedule import IN_FLIGHT, pool_bytes
 from policylang.torch_compat.eager import storage_address, storage_bytes, storage_users, version
 from policylang.torch_compat.graphs import outside_of_modes
@@ -45,8 +44,8 @@ HOST = torch.device("cpu")
 
 
 HostLink = Callable[[Tensor, Tensor], Callable[[], None] | None]
-"""A way between a device and the host: starts filling the first tensor from the second, and returns what makes the
-computation wait for the end, if it has to. Copies are made in the order in which they are started."""
+"""A link between a device and the host: starts filling the first tensor from the second, and returns a function that
+makes the computation wait for the end, if needed. Copies run in the order in which they start."""
 
 
 def _at_once(target: Tensor, source: Tensor) -> None:
@@ -312,7 +311,7 @@ WAIT_OP = torch.ops.policylang.wait.default
 
 
 _NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
-"""Tags, those of PyTorch's own offloading among them, and what is said of a value a second time."""
+"""Tags, those of PyTorch's offloading among them, and repeated facts about a value."""
 _NOT_OF_A_COPY = (marks.SAVED, marks.RANDOM_STATE)
 _PHASES = ("phase", marks.PHASE)
 _STARTS = {OFFLOAD_OP: StepKind.COPY_TO_HOST, RELOAD_OP: StepKind.COPY_FROM_HOST}
@@ -323,7 +322,7 @@ Nodes = Sequence[fx.Node | None]
 
 
 def copy_out(graph: fx.Graph, schedule: Schedule, nodes: Nodes, values: Mapping[int, fx.Node]) -> dict[int, fx.Node]:
-    """Copy values, given by row, to the host; returns by row the node that returns the copy."""
+    """Copy values, given by node, to the host; returns by node the node that returns the copy."""
     following = _following(graph, nodes)
     last = max((step for step, kind in enumerate(schedule.kinds) if kind == StepKind.COPY_TO_HOST), default=-1)
     tickets: dict[int, fx.Node] = {}
@@ -353,7 +352,7 @@ def copy_in(
     hosts: Mapping[int, fx.Node],
     region_of: Callable[[fx.Node], int],
 ) -> None:
-    """Fetch values, given by row, before their readers of each region, which from then on read what came back."""
+    """Fetch values, given by node, before their readers of each region, which from then on read what came back."""
     following = _following(graph, nodes)
     readers: dict[tuple[int, int], list[fx.Node]] = {}
     for row, value in values.items():

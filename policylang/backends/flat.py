@@ -21,7 +21,7 @@ from torch import fx
 
 from policylang.audit.graphs import audit_flat
 from policylang.audit.outcome import Audit
-from policylang.backends import tags
+from policylang.backends import finalize
 from policylang.backends.copies import copy_in, copy_out
 from policylang.backends.path import BackendPath
 from policylang.backends.refusals import Problem
@@ -29,9 +29,8 @@ from policylang.backends.rewriting import first_difference
 from policylang.backends.runtime import timed
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, Phase
+from policylang.graph.facts import Facts, Flag, Phase, StepKind
 from policylang.graph.memory import GraphMemory, memory_of
-from policylang.graph.schedule import StepKind
 from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 from policylang.planning.order.rematerialised import RunNames
@@ -97,7 +96,7 @@ def _state_beside(tensor: torch.Tensor) -> torch.Tensor | None:
 GRAPH_CHANGED = Problem(
     "APL381",
     "the graph changed after it was planned: node {at} was `{planned}` and is `{found}`",
-    "plan again after the last pass that changes the graph",
+    "plan after the last pass that changes the graph",
 )
 
 
@@ -128,11 +127,11 @@ def _check_recomputations(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMem
 
 def _why_not_again(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: int) -> str | None:
     if row in memory.written:
-        return "it writes to memory that outlives it, which a second run would do again"
+        return "it writes to memory that outlives it, and recomputation would write again"
     if node.kwargs.get("generator") is not None:
-        return "it draws from a generator of its own, whose state is not kept"
+        return "it draws from an explicit generator, whose state is not saved"
     if memory.roots[row] in memory.loose:
-        return "it is written to while others read it, so a second run would give another value"
+        return "it is written to while others read it, so recomputation would give another value"
     if memory.reads_no_bytes[row]:
         return None
     ignored = {node.args[at] for at in memory.statistics.get(row, ())}
@@ -154,7 +153,7 @@ def rematerialise(gm: fx.GraphModule, plan: Plan) -> None:
     _check_same_graph(nodes, plan.facts)
     memory = memory_of(nodes, plan.facts.phases)
     _check_recomputations(plan, nodes, memory)
-    tags.write(gm.graph, plan)  # before there are copies: a backward node carries no tag
+    finalize.write(gm.graph, plan)  # before there are copies: a backward node carries no tag
     _Rematerializer(gm, nodes, plan, memory).run()
 
 
@@ -243,7 +242,7 @@ class _Rematerializer:
         return copy
 
     def _own_subgraph(self, read: fx.Node) -> fx.Node:
-        """A copy of a higher-order operator gets its own reference to its subgraph: passes that compile a region by
+        """A copy of a higher-order operator gets a separate reference to its subgraph: passes that compile a region by
         itself (flex_attention) cannot share one across regions."""
         if not isinstance(getattr(self.gm, str(read.target), None), torch.nn.Module):
             return read
@@ -266,7 +265,7 @@ class _Rematerializer:
         annotations[marks.RECOMPUTED] = self.facts.names[row]
         decision = self.plan.decisions[row]
         if decision is not None:
-            annotations[marks.PROVENANCE] = tags.provenance(self.plan, decision)
+            annotations[marks.PROVENANCE] = finalize.provenance(self.plan, decision)
         return {**meta, "custom": annotations, "autograd_backward": True}
 
     def _result(self, row: int) -> fx.Node:
@@ -287,8 +286,8 @@ class _Rematerializer:
 
 APPLIED_BEFORE = Problem(
     "APL382",
-    "a policy was carried out on this graph before: `{node}` {verb} `{value}`",
-    "trace the step again, and apply one policy; `include` puts two policies into one",
+    "a policy was applied to this graph before: `{node}` {verb} `{value}`",
+    "trace the step again, and apply one policy; `include` joins two policies",
 )
 _DONE = {marks.RECOMPUTED: "recomputes", marks.MOVED: "moves"}
 
@@ -297,7 +296,7 @@ class FlatPath(BackendPath):
     name: ClassVar[str] = "flat"
 
     def check(self, gm: fx.GraphModule, policy: Policy, facts: Facts) -> None:
-        """Refuse a graph to which a policy was applied before: what that erased cannot be decided again."""
+        """Refuse a graph to which a policy was applied before: nodes that it erased cannot be decided anew."""
         for node, found in ((node, marks.custom(node.meta)) for node in gm.graph.nodes):
             for mark, verb in _DONE.items():
                 if mark in found:

@@ -9,8 +9,8 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from policylang.graph.inputs import normalise
-from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters
+from policylang.graph.phases import normalise
+from policylang.planning.decisions.rule_warnings import FsdpParameter, FsdpParameters
 from policylang.torch_compat.distributed import ShardedWeight, own_class, sharded_weights
 
 
@@ -38,10 +38,8 @@ def sharded_in(blocks: Iterable[NamedBlock]) -> Iterator[tuple[FsdpParameter, Sh
 
 
 def weights_among(inputs: Sequence[Any], root: str) -> FsdpParameters | None:
-    """The weights that a graph is called with; ``root`` is the path of the block that it was made of.
-
-    Without one, those of the outermost module are left out: what FSDP does with them is hardly ever said.
-    """
+    """The weights that a graph is called with; ``root`` is the path of the block that it was made of. Without one,
+    those of the outermost module are left out: whether FSDP reshards them is rarely set."""
     parameters = {id(each) for each in inputs if isinstance(each, torch.nn.Parameter)}
     every = sharded_weights(None) if parameters else ()
     known = (each for each in every if each.gathered is not None and id(each.gathered) in parameters)

@@ -1,5 +1,5 @@
-"""The half path: applies the edits and the order of a policy to a forward or backward graph that was split already,
-where nothing is left to decide about saving."""
+"""The ``half`` path: applies the edits and the order of a policy to one graph of a finished partition, whose saved
+values are decided."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from policylang.torch_compat.partition import functorch_settings
 ONLY_REWRITES = "APL329"
 NOTHING_LEFT = refusals.Problem(
     "APL419",
-    "`{line}` picks `{matched}` in the joint graph, and nothing in either half",
+    "`{line}` picks `{matched}` in the joint graph, and nothing in the forward or backward graph",
     "what it picks does not run under this policy; make it `optional`, or drop it",
 )
 _BY_ORDER = ("exposed", "step time", "peak")
@@ -75,9 +75,9 @@ class HalfPath(BackendPath):
 
     def notes(self, policy: Policy, kind: GraphKind) -> tuple[Diagnostic, ...]:
         idle = (each for each in policy.expectations if each not in _of_order(policy))
-        why = f"a {kind.value} graph is one half of a partition, and what it saves is settled"
-        help = "apply the policy to the joint graph; of a half, the lines that rewrite or order collectives are "
-        return _note_on_idle((*policy.rules, *idle), "decide", why, f"{help}carried out")
+        why = f"a {kind.value} graph of a partition has its saved values decided already"
+        help = "apply the policy to the joint graph; here only lines that rewrite or order collectives are "
+        return _note_on_idle((*policy.rules, *idle), "decide", why, f"{help}applied")
 
 
 def _of_order(policy: Policy) -> tuple[Expectation, ...]:
@@ -133,8 +133,8 @@ def agree_on_halves(plan: Plan, graphs: Mapping[str, tuple[fx.GraphModule, Graph
 
 
 def _with_inputs(facts: Facts, joint: Facts) -> Facts:
-    """The facts with what the joint graph says of the inputs. A value that was made of one parameter alone, and crosses
-    to the backward, counts as that parameter there: ``where from parameter`` holds for both graphs alike."""
+    """The facts with what the joint graph has about the inputs. A value that was made of one parameter alone, and
+    crosses to the backward, counts as that parameter there: ``where from parameter`` holds for both graphs alike."""
     origins, index = Chains(joint).origins, joint.index
     kinds, names = list(facts.input_kinds), list(facts.input_names)
     for row, (name, op) in enumerate(zip(facts.names, facts.ops, strict=True)):

@@ -1,14 +1,14 @@
-"""The joint path: tags a joint graph (forward and backward before partitioning), splits it exactly as the plan says,
-and audits what came out.
+"""The joint path: tags a joint graph (forward and backward before partitioning), splits it exactly as planned, and
+audits the result.
 
-The order matters. The plan was made on the user's graph, and everything wrong with it raised before the graph was
-touched; now equal nodes are merged, tags written, values chosen, and the graph is split by PyTorch's own extraction. It
-saves what the plan saves and the backward needs, and nothing else.
+The order matters. The plan was made on the user's graph, and all its errors raised before the graph was changed; now
+equal nodes are merged, tags written, values chosen, and PyTorch's extraction splits the graph. It saves what the plan
+saves and the backward needs, and nothing else.
 
-A value that is offloaded crosses from the forward to the backward like one that is saved, and goes by its name, until
-the two graphs are there. Then the copy on the host takes its place: it is returned where the value was, and comes in
-where the value came in, so the order that AOTAutograd goes by stays. When copies start and are awaited is in a
-schedule: the plan's, or that of the forward and the backward graph where collectives were put in another order.
+An offloaded value crosses from the forward to the backward like a saved one, under its name, until both graphs exist.
+Then the copy on the host replaces it, as the same output and the same input, so AOTAutograd's order stays. A schedule
+gives when copies start and are awaited: the plan's, or that of the forward and the backward graph if collectives were
+reordered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from policylang.audit.graphs import audit, audit_copies, read_halves
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
-from policylang.backends import copies, finalize, refusals, tags
+from policylang.backends import copies, finalize, refusals
 from policylang.backends.half import (
     RewrittenGraph,
     agree_on_halves,
@@ -41,14 +41,13 @@ from policylang.backends.runtime import RankOrder, collector_paused, timed
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase
-from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Schedule, ScheduleStep, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.operators.calls import function, piece_of_draw, unread
 from policylang.operators.names import RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.planning.capabilities import JOINT
-from policylang.planning.decisions.fsdp_parameters import FsdpParameters
+from policylang.planning.decisions.rule_warnings import FsdpParameters
 from policylang.planning.expectations import check_deferred
 from policylang.planning.graph_edit import Edits
 from policylang.planning.liveness import SavedForBackward, backward_needs
@@ -146,7 +145,7 @@ class Crossing:
 def crossings(
     facts: Facts, rows: Iterable[int], forward: fx.Graph, backward: fx.Graph, *, after: int
 ) -> list[Crossing]:
-    """The crossings of some rows. Outputs of the forward before ``after`` are the caller's."""
+    """The crossings of some nodes. Outputs of the forward before ``after`` are the caller's."""
     values = list(enumerate(forward.output_node().args[0]))[after:]
     sent = {value.name: at for at, value in values if isinstance(value, fx.Node)}
     taken = {node.name: at for at, node in enumerate(backward.find_nodes(op="placeholder"))}
@@ -181,8 +180,9 @@ def move_across(
 
 
 def rows_in(plan: Plan, graph: fx.Graph, *, backward: bool) -> dict[str, int]:
-    """By name, the row that each operator of a forward or backward graph runs, before anything in it is moved. What
-    torch has put into a wrapper that keeps or takes a random state is known by its place among its like."""
+    """By name, the node that each operator of a forward or backward graph runs, before anything in it is moved.
+    Operators that torch wrapped to save or take a random state are identified by their order among the same
+    operators."""
     facts, schedule = plan.facts, plan.schedule
     wanted = [row for kind, row, region in schedule if kind <= StepKind.SECOND_RUN and (region > 0) == backward]
     calls = {node.name: node for node in graph.nodes if node.op == "call_function" and piece_of_draw(node) is None}
@@ -200,9 +200,9 @@ def schedule_of_graphs(
     rows: Sequence[Mapping[str, int]],
     edits: Sequence[Edits],
 ) -> Schedule:
-    """The steps of the forward and the backward graph in their order, on the rows of the plan that they were split by,
+    """The steps of the forward and the backward graph in their order, on the nodes of the plan that they were split by,
     with the copies to the host and back where that order has them. ``rows``: as :func:`rows_in` finds them in each;
-    ``edits``: what was rewritten since. A replaced node runs where its replacement does."""
+    ``edits``: the edits made since. A replaced node runs where its replacement does."""
     again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
     steps: list[ScheduleStep] = []
     for region, (graph, row_of, rewritten) in enumerate(zip(graphs, rows, edits, strict=True)):
@@ -236,11 +236,11 @@ class Partition:
     seconds: dict[str, float] = field(factory=dict)
     """By stage, in the order they ran."""
     halves: Mapping[str, Edits] = field(factory=dict)
-    """What was rewritten in the ``forward`` and in the ``backward`` once they were apart."""
+    """The edits made in the ``forward`` and in the ``backward`` after the split."""
     groups: tuple[RankOrder, ...] = ()
     """The process groups that were found or made for both."""
     schedule: Schedule | None = None
-    """The order that both were brought into, on the rows of the plan: equal nodes merged, and min-cut asked. What was
+    """The order that both were brought into, on the nodes of the plan: equal nodes merged, and min-cut asked. What was
     rewritten once they were apart is not in it."""
     orders: Mapping[str, Plan] = field(factory=dict)
     """The plans of the ``forward`` and of the ``backward``, where the policy has scheduling lines."""
@@ -263,7 +263,7 @@ def _choose(
     final = finalize.fit(plan, gradients)
     needs = backward_needs(final.facts, final.decisions)
     if not needs.final:
-        with tags.lent_to_min_cut(gm.graph, plan):
+        with finalize.lent_to_min_cut(gm.graph, plan):
             try:
                 saved = min_cut_saved_values(gm, num_fwd_outputs=num_fwd_outputs, static_inputs=static_inputs)
             except RuntimeError as error:
@@ -293,7 +293,7 @@ class JointPath(BackendPath):
     """``apply`` prepares a graph. What it saves is audited once :meth:`JointPartitioner.partition` has split it."""
 
     name: ClassVar[str] = "joint"
-    front: ClassVar[str] = "policylang.backends.torch_compile.hooks:of_compiled"
+    front: ClassVar[str] = "policylang.backends.torch_compile.backend:of_compiled"
 
     def refusals(self, plan: Plan) -> Sequence[Diagnostic]:
         return refusals.unsaveable(plan)
@@ -301,7 +301,7 @@ class JointPath(BackendPath):
     def lower(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
         super().lower(gm, plan, seconds)
         with timed(seconds, "tag"):
-            tags.write(gm.graph, plan)
+            finalize.write(gm.graph, plan)
 
     def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
         """Nothing: the forward and the backward graph are put in order once they are split."""
@@ -335,7 +335,7 @@ class JointPartitioner:
     deferred: tuple[str, ...] = ()
     """Codes of planning errors that are not raised: they stay in ``Partition.plan.diagnostics`` for the caller."""
     root: str = ""
-    """Put before every module path, where a block of the model is compiled on its own."""
+    """The prefix of every module path, if a block of the model is compiled separately."""
     aside: FsdpParameters | None = None
     """The weights that FSDP gathers around the graph."""
 
@@ -381,15 +381,15 @@ class JointPartitioner:
         static_lifetime_input_indices: Sequence[int] | None = None,
         prepared: Plan | None = None,
     ) -> Partition:
-        """Split ``gm``, which changes it, and return all that is known of the partition.
+        """Split ``gm``, which changes it, and return the findings about the partition.
 
         ``prepared``: the plan of a graph on which its edits are applied. A gather that is recomputed has fewer readers
         in the backward than it had in the joint graph, so the forward and the backward graph are rewritten once more.
         The order of collectives is planned on each of them.
 
-        Raises as :meth:`plan` does, ``PolicyAuditError`` where the graphs that come out do not do what the plan says,
-        and ``PolicyMatchError`` where min-cut, left to decide a rest, finds none that a decided recomputation allows,
-        or decides it so that an expectation fails.
+        Raises as :meth:`plan` does, ``PolicyAuditError`` if the split graphs do not follow the plan, and
+        ``PolicyMatchError`` if min-cut finds no cut that the decided recomputations allow, or one with which an
+        expectation fails.
         """
         static, seconds = static_lifetime_input_indices, dict[str, float]()
         sizes: dict[str, Any] = {"num_fwd_outputs": num_fwd_outputs, "static_inputs": static or ()}
@@ -403,13 +403,13 @@ class JointPartitioner:
             merged = finalize.eliminate(gm.graph, plan) if cse_enabled() else finalize.NOTHING_MERGED
             merged_plan = finalize.resolve_offloads_again(finalize.merge(plan, merged))
         with timed(seconds, "tag"):
-            tags.write(gm.graph, merged_plan)
+            finalize.write(gm.graph, merged_plan)
         with timed(seconds, "choose"):
             final, needs = _choose(gm, merged_plan, **sizes)
             plan, failures = check_deferred(evolve(plan, diagnostics=final.diagnostics), final, needs)
             raise_errors(failures)
         with timed(seconds, "split"):
-            tags.mark_saved(gm.graph, _saved_marks(final.facts, needs))
+            finalize.mark_saved(gm.graph, _saved_marks(final.facts, needs))
             forward, backward = split(gm, final, needs, **sizes)
         with timed(seconds, "audit"):
             found = read_halves(final, needs, forward.graph, backward.graph, num_fwd_outputs=num_fwd_outputs)
@@ -420,7 +420,7 @@ class JointPartitioner:
         schedule, graphs = final.schedule, (forward.graph, backward.graph)
         rows = [rows_in(final, each, backward=each is graphs[1]) for each in graphs if plan.policy.orders]
         if plan.policy.rewrites or plan.policy.orders:
-            with timed(seconds, "rewrite halves"):
+            with timed(seconds, "rewrite forward and backward"):
                 rewritten = tuple(
                     rewrite_graph(each, plan, kind, root=self.root)
                     for each, kind in zip((forward, backward), _KINDS, strict=True)

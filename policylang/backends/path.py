@@ -27,20 +27,20 @@ from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
 from policylang.planning.capabilities import Capabilities, PathEntry, path_entry
-from policylang.planning.checkpoints import BlockContext
-from policylang.planning.decisions.fsdp_parameters import FsdpParameters
+from policylang.planning.decisions.rule_warnings import FsdpParameters
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
+from policylang.planning.schedule import BlockContext
 from policylang.ranks.comparison import agree_on_plan, comparing, ranks_of
 
 
 class BackendPath:
-    """What all paths share. A path that overrides nothing applies the plan's edits and audits nothing."""
+    """The base of all paths. A path that overrides nothing applies the plan's edits and audits nothing."""
 
     name: ClassVar[str]
     front: ClassVar[str] = ""
-    """``module:function``: what was decided for a thing that users hold of this path, graphs aside; None where it is
-    none. It is named, and not imported, because it imports what imports the path."""
+    """``module:function``: finds the decisions for an object of this path that users hold, except graphs; returns None
+    for others. Named, not imported, since it imports what imports the path."""
     compares_ranks: ClassVar[bool] = True
 
     @property
@@ -86,7 +86,7 @@ class BackendPath:
         return ()
 
     def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
-        """Raise ``PolicyMatchError`` with the errors whose codes are not deferred, and with what these come from."""
+        """Raise ``PolicyMatchError`` with the errors whose codes are not deferred, and with their causes."""
         raised = [each for each in found if each.code not in deferred]
         causes = {each.cause for each in raised if is_error(each)} - {""}
         raise_errors([each for each in found if each in raised or {each.code, each.cause} & causes])
@@ -97,7 +97,7 @@ class BackendPath:
             return rewriting.apply_edits(given, plan)
 
     def audit(self, plan: Plan, came_out: Any) -> Audit | None:
-        """Compare the graph with the plan; None where the graph does not tell."""
+        """Compare the graph with the plan; None if that cannot be done."""
         return None
 
     def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
@@ -112,7 +112,7 @@ class BackendPath:
 
     def apply(self, gm: fx.GraphModule, policy: Policy, facts: Facts | None = None) -> AppliedPlan:
         """Apply a policy to a graph, in place. Raises as :meth:`check` and :meth:`plan` do, with the graph as it was,
-        and ``PolicyAuditError`` where what came out is not what was planned."""
+        and ``PolicyAuditError`` if the result is not as planned."""
         seconds: dict[str, float] = {}
         with timed(seconds, "collect"):
             facts = collect(gm, kind=self.entry.kinds[0]) if facts is None else facts
@@ -152,7 +152,7 @@ def path_named(name: str) -> BackendPath:
 def apply_policy(
     gm: object, policy: Policy, mesh: Any = None, *, agree: bool = True, facts: Facts | None = None
 ) -> fx.GraphModule:
-    """See :func:`policylang.apply`. ``facts``: where the caller knows more of the graph than its nodes say."""
+    """See :func:`policylang.apply`. ``facts``: if the caller knows more of the graph than its nodes have."""
     with comparing("apply", agree, mesh=mesh):
         module = checked_module(gm, "a policy is applied to a graph module")
         for followed in records.checkpoints_of(module):

@@ -1,8 +1,7 @@
 """Turns the forward graph of a partition into a module that can be differentiated and compiled again.
 
-A parallelizer that partitions a graph and hands the result to ``torch.compile`` has it partitioned a second time. What
-the first partition saved is marked on the nodes and travels with them, so that ``policies/replay.apl`` repeats its
-decisions.
+A parallelizer that partitions a graph and passes the result to ``torch.compile`` has it partitioned a second time.
+Marks on the nodes carry the decisions of the first partition, so that ``policies/replay.apl`` repeats them.
 """
 
 from __future__ import annotations
@@ -18,14 +17,8 @@ from policylang.backends import refusals
 from policylang.graph import marks
 from policylang.graph.facts import Flag
 from policylang.graph.marks import SavedMarker
+from policylang.operators import names
 from policylang.operators.calls import describe, function, piece_of_draw, unread
-from policylang.operators.names import (
-    AUTOGRAD_COPIES,
-    GETITEM,
-    RUNS_WITH_RANDOM_STATE,
-    SAVES_RANDOM_STATE,
-    VIEWS_UNSAID,
-)
 
 
 def leave_markers(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collection[fx.Node]) -> None:
@@ -61,11 +54,11 @@ def _draft(node: fx.Node) -> SavedMarker:
 
 
 def _number(graph: fx.Graph, drafts: dict[fx.Node, SavedMarker]) -> None:
-    """Number what has to be found again, and let the base of a saved view represent the view."""
-    memory: dict[fx.Node, fx.Node] = {}  # the operator or the input in whose memory each value lies
+    """Number the values to be found after retracing; the base of a saved view represents the view."""
+    memory: dict[fx.Node, fx.Node] = {}  # the operator or the input that allocates the memory of each value
     for node in graph.nodes:
         described = describe(node.target) if node.op == "call_function" and node.all_input_nodes else None
-        is_view = described and (described.flags & Flag.VIEW or described.name in (GETITEM, *VIEWS_UNSAID))
+        is_view = described and (described.flags & Flag.VIEW or described.name in (names.GETITEM, *names.VIEWS_UNSAID))
         memory[node] = memory[node.all_input_nodes[0]] if is_view else node
     numbered = [node for node in graph.nodes if node in drafts and memory[node].op == "call_function"]
     views: dict[fx.Node, list[int]] = {}
@@ -81,11 +74,11 @@ def _number(graph: fx.Graph, drafts: dict[fx.Node, SavedMarker]) -> None:
 
 
 def _is_copy(node: fx.Node) -> bool:
-    return node.op == "call_function" and describe(node.target).name in AUTOGRAD_COPIES
+    return node.op == "call_function" and describe(node.target).name in names.AUTOGRAD_COPIES
 
 
 def _maker(node: fx.Node, gone: Collection[fx.Node]) -> fx.Node:
-    """The operator whose call makes a value: neither a piece of a tuple nor what autograd keeps runs on its own."""
+    """The operator whose call makes a value: neither a piece of a tuple nor what autograd keeps is an operator call."""
     while node.op == "call_function" and (node.target is operator.getitem or (node in gone and _is_copy(node))):
         source = node.args[0]
         if not isinstance(source, fx.Node):
@@ -95,7 +88,7 @@ def _maker(node: fx.Node, gone: Collection[fx.Node]) -> fx.Node:
 
 
 _FORWARD_ONLY = ("recompute", "ac_graph_id", "partitioner_tag")
-"""Keys that say what a node was in the first joint graph; in the second one they are to be found afresh."""
+"""Keys about a node of the first joint graph; the second one finds them anew."""
 
 
 def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphModule:
@@ -103,7 +96,7 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
 
     The module is differentiable, takes its inputs as separate arguments in the same order, and carries on its nodes
     which values the partition saved: ``torch.compile(module, backend=policylang.backend("replay.apl"))`` saves the
-    same. Random operators whose state the first partition kept draw for themselves again. ``forward`` is not changed.
+    same. Random operators whose state the first partition kept draw anew. ``forward`` is not changed.
 
     Raises ``PolicyGraphError`` for a forward that updates a buffer, as BatchNorm in training does.
     """
@@ -134,7 +127,7 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
 
 
 def _copied(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    if function(node) in (SAVES_RANDOM_STATE, RUNS_WITH_RANDOM_STATE[1]):  # around the operator that draws
+    if function(node) in (names.SAVES_RANDOM_STATE, names.RUNS_WITH_RANDOM_STATE[1]):  # around the operator that draws
         keywords = {key: value for key, value in node.kwargs.items() if key != "rng_state"}
         copy = graph.call_function(node.args[0], *fx.map_arg((tuple(node.args[1:]), keywords), copies.__getitem__))
         copy.meta = dict(node.meta)

@@ -1,37 +1,39 @@
-"""What is kept of a plan that was applied: by graph module, as findings for reports and the cache sidecar, and in
-PyTorch's structured trace.
+"""Records of applied plans, and the graphs that the compile backends have compiled.
+
+A plan is kept by graph module, as findings for reports and the cache sidecar, and in PyTorch's structured trace.
+Modules that share their code share the compiled graph: the blocks of a model are mostly one graph, called once per
+block. The parameters of a call identify the module.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from attrs import evolve, field, frozen
+import torch
+from attrs import define, evolve, field, frozen
 from torch import fx
 
-from policylang.audit.outcome import Audit
-from policylang.audit.report import (
-    NO_GRADIENTS,
-    AuditReport,
-    Report,
-    order_figures,
-)
-from policylang.audit.summary import partition_report, plan_report
+from policylang.audit.code import CodeAudit
+from policylang.audit.outcome import Audit, partition_report, plan_report
+from policylang.audit.report import NO_GRADIENTS, AuditReport, Report, order_figures
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
+from policylang.graph.phases import ModulePaths, raw_path
 from policylang.graph.snapshot import dump
 from policylang.language.plain_data import from_plain
 from policylang.language.shown import as_page, counted, format_quantity
 from policylang.language.syntax import Bucket, Policy
-from policylang.planning import model_wide_errors
+from policylang.planning import statement_errors
 from policylang.planning.graph_edit import Edits
-from policylang.planning.model_wide_errors import Complaint
 from policylang.planning.plan import Plan
+from policylang.planning.statement_errors import Complaint
 from policylang.torch_compat.compilers import is_tracing, trace_artifact
+from policylang.torch_compat.distributed import gathered_parameters
 
 
 @frozen(eq=False)
@@ -46,7 +48,7 @@ class AppliedPlan:
     seconds: Mapping[str, float] = field(factory=dict)
     """By stage, in the order they ran."""
     halves: Mapping[str, Edits] = field(factory=dict)
-    """What was rewritten in the ``forward`` and in the ``backward`` of a partition."""
+    """The edits made in the ``forward`` and in the ``backward`` of a partition."""
     orders: Mapping[str, Plan] = field(factory=dict)
     """The plans of the forward and the backward graph, where scheduling lines were applied to them."""
     without_backward: bool = False
@@ -119,17 +121,17 @@ def findings_of(done: AppliedPlan) -> Findings:
         report = evolve(report, half=NO_GRADIENTS, audit=AuditReport(True))  # edits that come out otherwise are errors
     # a copy: what planning has worked out on the facts meanwhile is not kept with them
     given = evolve(plan.before)
-    complaints = model_wide_errors.complaints(plan.policy, plan.diagnostics)
+    complaints = statement_errors.complaints(plan.policy, plan.diagnostics)
     return Findings(complaints, report, given, given if plan.facts is plan.before else evolve(plan.facts))
 
 
 def findings_to_json(findings: Findings) -> dict[str, Any]:
-    return {"complaints": model_wide_errors.to_json(findings.complaints), "report": findings.report.to_dict()}
+    return {"complaints": statement_errors.to_json(findings.complaints), "report": findings.report.to_dict()}
 
 
 def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
-    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that is not what :func:`findings_to_json` writes.
-    The places of the rules and their spelling are taken from ``policy``, which may be laid out differently by now."""
+    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that :func:`findings_to_json` does not write. The
+    spans of the rules and their spelling are taken from ``policy``, whose layout may have changed."""
     report = from_plain(Report, data["report"])
     if report.half:
         policy = without_gradients(policy)
@@ -153,7 +155,7 @@ def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
         decisions=decisions,
         from_cache=True,
     )
-    return Findings(model_wide_errors.from_json(data["complaints"]), report)
+    return Findings(statement_errors.from_json(data["complaints"]), report)
 
 
 log = logging.getLogger("policylang")
@@ -224,3 +226,123 @@ def _snapshot(done: AppliedPlan) -> str:
         return b64encode(dump(done.plan.before)).decode("ascii")
     except PolicyGraphError as error:
         return str(error)
+
+
+_MOST_PLACES = 3
+
+_Instance = tuple["weakref.ref[torch.Tensor]", ...]
+"""The parameters that a graph was called with at once: those of one module."""
+
+
+@define(eq=False)
+class CompiledGraph:
+    """One graph of Dynamo's and what the policy decided on it."""
+
+    number: int
+    """In order of compilation, from 0."""
+    operators: int
+    """The number of operators of Dynamo's graph."""
+    places: tuple[str, ...] = ()
+    """The first few modules that its operators belong to."""
+    findings: tuple[Findings, ...] = ()
+    """One for each partition: one in all, except for regions that torch partitions separately; of a graph without
+    gradients, its rewrites."""
+    from_cache: bool = False
+    """Inductor had it in its caches; what is known of it is in the sidecar."""
+    sharded_aside: bool = False
+    """True if ``fully_shard`` gathers its weights around it."""
+    code: CodeAudit | None = field(default=None, repr=False)
+    """The audit of its generated code, if the policy orders and Inductor compiles."""
+    _instances: dict[tuple[int, ...], _Instance] = field(factory=dict, repr=False)
+    """By the ``id`` of each of its parameters, the modules that it was called for; some may have died since."""
+    _positions: tuple[int, ...] | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> Literal["training", "inference"]:
+        """``inference``: no gradient is computed through it, so there was nothing to decide about values."""
+        return "training" if any(not found.report.half for found in self.findings) else "inference"
+
+    @property
+    def reports(self) -> tuple[Report, ...]:
+        return tuple(found.report for found in self.findings)
+
+    @property
+    def label(self) -> str:
+        """As errors name it: ``graph 1 (34 operators, in layers.0, norm)``."""
+        place = f", in {', '.join(self.places)}" if self.places else ""
+        return f"graph {self.number} ({self.operators} operators{place})"
+
+    def note_call(self, arguments: Sequence[Any]) -> None:
+        """Remember which parameters it is called with: that is what ties a graph to the modules it runs for."""
+        if self._positions is None:
+            found = enumerate(arguments)
+            self._positions = tuple(at for at, each in found if isinstance(each, torch.nn.Parameter))
+        if not self._positions:
+            return
+        own = [arguments[at] for at in self._positions]
+        key = tuple([id(each) for each in own])
+        known = self._instances.get(key)
+        if known is None or known[0]() is not own[0]:  # an `id` is reused once its object has died
+            self._instances = {one: refs for one, refs in self._instances.items() if _is_alive(refs)}
+            self._instances[key] = tuple(weakref.ref(each) for each in own)
+
+    def instances(self, parameters: Mapping[int, torch.Tensor] | None = None) -> list[frozenset[int]]:
+        """The ``id`` of every parameter of each living module that it was called for; with ``parameters``, by ``id``,
+        of those that were called with one of these."""
+        return [
+            frozenset(key)
+            for key, refs in self._instances.items()
+            if _is_alive(refs) and (parameters is None or any(parameters.get(id(ref())) is ref() for ref in refs))
+        ]
+
+
+def _is_alive(refs: _Instance) -> bool:
+    return all(ref() is not None for ref in refs)
+
+
+@frozen(eq=False)
+class GraphUse:
+    """A graph of a model's, and how many modules of the model run it in a step."""
+
+    graph: CompiledGraph
+    modules: int = 1
+
+
+def described(gm: fx.GraphModule, *, number: int, root: str) -> CompiledGraph:
+    """A graph as it comes from Dynamo. To be called before it is compiled, which may change it."""
+    nodes = [node for node in gm.graph.nodes if node.op.startswith("call_")]
+    return CompiledGraph(number, len(nodes), _places(nodes, root))
+
+
+def of_backend(graphs: Sequence[CompiledGraph]) -> tuple[GraphUse, ...]:
+    """All graphs of a backend. One without parameters, or that has not run yet, counts once."""
+    return tuple(GraphUse(graph, max(1, len(graph.instances()))) for graph in graphs)
+
+
+def of_model(backends: Iterable[Sequence[CompiledGraph]], model: torch.nn.Module) -> tuple[GraphUse, ...]:
+    """The graphs of each backend, earliest first, that were called with a parameter of ``model`` or what FSDP gathers
+    for one; without the modules that later backends compiled anew."""
+    parameters = {id(each): each for each in (*model.parameters(), *gathered_parameters(model))}
+    kept: list[GraphUse] = []
+    later: frozenset[int] = frozenset()
+    for graphs in reversed(list(backends)):
+        found = [(graph, graph.instances(parameters)) for graph in graphs]
+        current = [(graph, [each for each in instances if not each <= later]) for graph, instances in found]
+        kept[:0] = [GraphUse(graph, len(instances)) for graph, instances in current if instances]
+        later = later.union(*(each for _, instances in found for each in instances))
+    return tuple(kept)
+
+
+def _places(nodes: Iterable[fx.Node], root: str) -> tuple[str, ...]:
+    paths = ModulePaths(root)
+    raw = dict.fromkeys(paths.add(raw_path(node.meta)) for node in nodes)
+    table = paths.table()
+    found = list(dict.fromkeys(_place(table[path]) for path in raw if table[path]))
+    return (*found[:_MOST_PLACES], "…") if len(found) > _MOST_PLACES else tuple(found)
+
+
+def _place(path: str) -> str:
+    """Down to the first number: ``model.layers.0.self_attn.q_proj`` is in ``model.layers.0``."""
+    parts = path.split(".")
+    number = next((position for position, part in enumerate(parts) if part.isdigit()), None)
+    return ".".join(parts[: number + 1]) if number is not None else path

@@ -47,7 +47,7 @@ class Problem:
 _MOST_FRAMES = 8
 _LEFT = (
     "change what Dynamo names, or have the policy followed without it, by "
-    "`policylang.checkpoint_model(model, policy)`; `TORCH_LOGS=graph_breaks` says more"
+    "`policylang.checkpoint_model(model, policy)`; `TORCH_LOGS=graph_breaks` shows more"
 )
 
 
@@ -58,24 +58,22 @@ UNSAVEABLE = Problem(
 )
 NO_PARTITION = Problem(
     "APL322",
-    "PyTorch's min-cut finds no way to decide what the rules of this policy leave to it",
+    "PyTorch's min-cut finds no cut for the values that the rules of this policy leave to it",
     "write `undecided -> save` or `undecided -> recompute`",
 )
 NOT_A_JOINT_GRAPH = Problem(
     "APL323",
     "this is no joint graph: none of its inputs is a tangent",
-    "partition what AOTAutograd hands its `partition_fn`; a flat graph is done with `policylang.apply` alone",
+    "partition what AOTAutograd hands its `partition_fn`; a flat graph needs `policylang.apply` alone",
 )
 NO_PATH = Problem(
     "APL324",
-    "this is a {kind} graph, one half of a partition, and the policy has no line that acts on one",
-    "apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; of a half, "
-    "the lines that rewrite or order collectives are carried out",
+    "this is a {kind} graph of a partition, and the policy has no line that acts on one",
+    "apply the policy to the joint graph, or compile the model with `policylang.backend(policy)`; here only "
+    "lines that rewrite or order collectives are applied",
 )
 NO_POLICY = Problem(
-    "APL325",
-    "no policy was applied to this graph",
-    "call `policylang.apply(gm, policy)` first, or pass `policy=`",
+    "APL325", "no policy was applied to this graph", "call `policylang.apply(gm, policy)` first, or pass `policy=`"
 )
 UPDATES_BUFFER = Problem(
     "APL326",
@@ -89,8 +87,8 @@ NOT_A_GRAPH = Problem(
 )
 NOTHING_TO_REPORT = Problem(
     "APL328",
-    "a report is on a graph, a traced step, a model or a backend, and this is a `{kind}`",
-    "of a compiled function, give the backend: `backend = policylang.backend(policy)`",
+    "a report is on a graph, a traced step, a model, a compiled function or a backend, and this is a `{kind}`",
+    "give the model, or what `torch.compile(…, backend=policylang.backend(policy))` returned; of several, each",
 )
 RUNS_AS_IT_IS = Problem("APL425", "{frame}, and follows no policy: {why}", _LEFT)
 TWO_POLICIES = Problem(
@@ -128,8 +126,8 @@ def unsaveable(plan: Plan) -> tuple[Diagnostic, ...]:
 
 
 def unsafe_after_all(plan: Plan, needs: SavedForBackward, capabilities: Capabilities) -> tuple[Diagnostic, ...]:
-    """Decided recomputations that turn out to be needed only now that nodes are merged and min-cut has chosen, and
-    that would be wrong. Planning has looked at all that it could see to be needed; this is the second lock."""
+    """Decided recomputations that would be wrong and that are needed only after nodes are merged and min-cut has
+    chosen. Planning has checked all that it could see to be needed; this is the second check."""
     by_rule: dict[int, dict[int, str]] = {}
     for row in needs.recomputed:
         decision = plan.decisions[row]
@@ -168,7 +166,7 @@ def nothing_decided(
         then = ": a block is planned when its checkpoint first runs it"
     elif compiled:
         then = ": a graph is planned when it is compiled, on the first call; after that, nothing of it was compiled, "
-        then += "and `fullgraph=True` says why"
+        then += "and `fullgraph=True` shows why"
     else:
         then = ", under a policy: with the checkpoints of `policylang.checkpoint_model(model, policy)`, or compiled "
         then += "with `policylang.backend(policy)`"
@@ -186,13 +184,13 @@ def of_frame(frame: FrameLeft) -> str:
 
 
 def refuse_another(ours: Policy, other: Policy, whose: str) -> None:
-    """Raises ``PolicyMatchError`` where ``whose`` policy does not say what the checkpoint's does."""
+    """Raises ``PolicyMatchError`` if ``whose`` policy differs from the checkpoint's."""
     texts = policy_text(ours), policy_text(other)
     if texts[0] == texts[1]:
         return
     lines = zip_longest(*(text.splitlines() for text in texts), fillvalue="nothing more")
     first = next((pair for pair in lines if pair[0] != pair[1]), ("", ""))
-    details = f"the checkpoint's says `{first[0].strip()}`", f"{whose}'s says `{first[1].strip()}`"
+    details = f"the checkpoint's has `{first[0].strip()}`", f"{whose}'s has `{first[1].strip()}`"
     raise PolicyMatchError([TWO_POLICIES.diagnostic(details, ours=_told(ours), theirs=_told(other), whose=whose)])
 
 

@@ -1,7 +1,7 @@
 """Applies planned edits (``fuse``, ``collapse``, ``bucket``) and planned orders to an FX graph, exactly as planned.
 
-Nothing is decided here. What can fail without touching the graph comes first (is it the graph that was planned, are
-there the process groups); what comes out is compared with the plan, node by node.
+Nothing is decided here. Checks that need no change come first (is it the planned graph, do the process groups exist);
+the result is compared with the plan, node by node.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from policylang.backends.copies import copies_in
 from policylang.backends.runtime import RankOrder
 from policylang.errors import PolicyAuditError
 from policylang.graph import marks
-from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Schedule, StepKind
 from policylang.language.diagnostics import diagnose
 from policylang.language.syntax import Policy
 from policylang.operators.calls import describe, group_name
@@ -39,15 +38,15 @@ _OF_THE_CALL = frozenset(
         "arg_kwarg_vals", "torch_fn", "source_fn_stack", "desc", "dist_from_bw",
     }
 )  # fmt: skip
-"""What metadata says of one call of one operator; a node that takes another's place takes over all else."""
+"""Metadata of one call of one operator; a node that replaces another copies the rest."""
 
 
 def apply_edits(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
-    """Change the graph that was planned, in place; returns the process groups that it did not name before.
+    """Change the graph that was planned, in place; returns the process groups that are new in it.
 
-    Linear in what changes, but for one look at every node. To be called once the ranks agree, since a group is made by
-    all its members: it blocks until they have come. Raises ``PolicyAuditError`` (APL408) where the graph is not the one
-    that was planned, or comes out otherwise.
+    Linear in what changes, but for one look at every node. Call it once the ranks agree, since all members of a group
+    make it together: it blocks until they do. Raises ``PolicyAuditError`` (APL408) if the graph is not the planned one,
+    or differs from the plan afterwards.
     """
     if not plan.edits:
         return ()
@@ -58,17 +57,10 @@ def apply_edits(gm: fx.GraphModule, plan: Plan) -> tuple[RankOrder, ...]:
 
 
 def edit_graph(
-    graph: fx.Graph,
-    policy: Policy,
-    edits: Edits,
-    before: Facts,
-    after: Facts,
-    beside: Collection[fx.Node] = (),
+    graph: fx.Graph, policy: Policy, edits: Edits, before: Facts, after: Facts, beside: Collection[fx.Node] = ()
 ) -> tuple[RankOrder, ...]:
-    """Edit the graph that ``before`` describes into the one that ``after`` does, without recompiling it.
-
-    ``beside``: nodes that neither describes, and that stay where they are.
-    """
+    """Edit the graph that ``before`` describes into the one that ``after`` does, without recompiling it. ``beside``:
+    nodes that neither describes, and that stay where they are."""
     check_names(graph, before, beside, "is not the one that was planned")
     if not edits:
         return ()
@@ -77,7 +69,7 @@ def edit_graph(
     editor = _GraphEditor(graph, policy, {group: order.name for group, order in orders.items()})
     for edit in edits.done:
         editor.apply(edit)
-    check_names(graph, after, beside, "came out otherwise than planned")
+    check_names(graph, after, beside, "differs from the plan")
     return tuple(sorted(set(orders.values())))
 
 
@@ -198,7 +190,7 @@ def _check_value(node: fx.Node, shape: tuple[int, ...], stride: tuple[int, ...],
     found, planned = (tuple(value.shape), tuple(value.stride()), _dtype(value)), (shape, stride, dtype)
     if found != planned:
         is_so, wanted = (f"{each[2]}{list(each[0])} with strides {list(each[1])}" for each in (found, planned))
-        refuse(f"`{node.name}` came out as {is_so}, and was planned as {wanted}")
+        refuse(f"`{node.name}` became {is_so}, and was planned as {wanted}")
 
 
 def first_difference(nodes: Iterable[fx.Node], facts: Facts) -> tuple[int, str, str] | None:
@@ -349,7 +341,7 @@ def _copy_steps(facts: Facts, schedule: Schedule) -> Iterator[tuple[StepKind, st
 
 
 def _in_order(graph: fx.Graph, facts: Facts, schedule: Schedule) -> Iterator[fx.Node]:
-    """The nodes by the steps of a schedule. Copies of one value come in the order of their regions."""
+    """The nodes by the steps of a schedule. Copies of one value are in the order of their regions."""
     nodes = {node.name: node for node in graph.nodes}
     copies: dict[tuple[StepKind, str], list[fx.Node]] = {}
     for node, key in copies_in(graph.nodes).items():

@@ -8,76 +8,67 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from importlib import import_module
+from inspect import cleandoc
 from io import TextIOWrapper
 
-from policylang.commands import (
-    agree,
-    check,
-    demo,
-    diff,
-    explain,
-    fmt,
-    import_recorded,
-    import_torchtitan,
-    list_,
-    lsp,
-    plan,
-    profile,
-    show,
-    snapshot,
-    test,
-    tune,
-)
-from policylang.commands.inputs import check_outputs, refuse
-from policylang.commands.output import Exit, HelpText, UsageError, tell, text_width
-from policylang.commands.users_code import refused_imports
+from policylang.commands.output import Exit, HelpText, UsageError, add_form, check_outputs, say, tell, text_width
 from policylang.errors import PolicyError
-from policylang.language.files import reason_of
-from policylang.report.layout import fitted
+from policylang.language.files import bundled_policies, reason_of
+from policylang.report.layout import fitted, table
 
-COMMANDS = (
-    ("check", check, "check policy files"),
-    ("plan", plan, "show what a policy saves and recomputes on a graph"),
-    ("explain", explain, "explain a diagnostic code, a word, a node or a rule"),
-    ("diff", diff, "compare two policies on a graph"),
-    ("show", show, "show what is in a graph: operators, modules, blocks, nodes"),
-    ("list", list_, "list the bundled policies"),
-    ("fmt", fmt, "format policy files"),
-    ("test", test, "run policy tests"),
-    ("tune", tune, "write a policy from a budget of memory or time"),
-    ("profile", profile, "measure this machine, and write its device profile"),
-    ("snapshot", snapshot, "write the facts of a graph to a file"),
-    ("import", import_recorded, "make a snapshot of a graph recorded as JSON"),
-    ("import-torchtitan", import_torchtitan, "turn TorchTitan's full_recompute_save_ops into a policy"),
-    ("demo", demo, "train a small Llama without and with a policy, and compare"),
-    ("agree", agree, "run a model under a policy on every path, and compare"),
-    ("lsp", lsp, "serve an editor: diagnostics, figures, completion"),
-)
-"""In the order in which ``--help`` lists them. A module's docstring is its command's help."""
+COMMANDS = {
+    "check": ("policylang.commands.check:check", "check policy files"),
+    "plan": ("policylang.commands.plan:plan", "show what a policy saves and recomputes on a graph"),
+    "explain": ("policylang.commands.explain:explain", "explain a diagnostic code, a word, a node or a rule"),
+    "diff": ("policylang.commands.plan:diff", "compare two policies on a graph"),
+    "show": ("policylang.commands.plan:show", "show what is in a graph: operators, modules, blocks, nodes"),
+    "list": ("policylang.commands.cli:list_policies", "list the bundled policies"),
+    "fmt": ("policylang.commands.check:fmt", "format policy files"),
+    "test": ("policylang.commands.check:test", "run policy tests"),
+    "tune": ("policylang.commands.tune:tune", "write a policy from a budget of memory or time"),
+    "profile": ("policylang.commands.tune:profile", "measure this machine, and write its device profile"),
+    "snapshot": ("policylang.commands.snapshot:snapshot", "write the facts of a graph to a file"),
+    "import": ("policylang.commands.snapshot:import_recorded", "make a snapshot of a graph recorded as JSON"),
+    "import-torchtitan": (
+        "policylang.commands.snapshot:import_torchtitan",
+        "convert TorchTitan's full_recompute_save_ops into a policy",
+    ),
+    "demo": ("policylang.commands.agree:demo", "train a small Llama without and with a policy, and compare"),
+    "agree": ("policylang.commands.agree:agree", "run a model under a policy on every path, and compare"),
+    "lsp": ("policylang.commands.cli:lsp", "serve an editor: diagnostics, figures, completion"),
+}
+"""In the order of ``--help``. ``module:function`` returns the exit code, its docstring is the command's help, and
+``function_arguments`` declares what it takes. None imports torch before it needs it."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(words: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """The parser of a command line; only the commands among its words are imported and complete."""
     top = argparse.ArgumentParser(
-        prog="policylang", description="Say in a file what a training step saves and recomputes."
+        prog="policylang", description="Describe in a file what a training step saves and recomputes."
     )
     top.add_argument("--version", action=_Version, help="print the version and exit")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
-    for name, command, summary in COMMANDS:
-        sub = subparsers.add_parser(name, help=summary, description=command.__doc__)
-        sub.formatter_class = HelpText
-        command.arguments(sub)
-        sub.set_defaults(run=command.run, command=name)
+    for name, (place, summary) in COMMANDS.items():
+        sub = subparsers.add_parser(name, help=summary, formatter_class=HelpText)
+        if name in words:
+            module, _, function = place.partition(":")
+            run = getattr(import_module(module), function)
+            sub.description = cleandoc(run.__doc__)
+            getattr(import_module(module), f"{function}_arguments")(sub)
+            sub.set_defaults(run=run, command=name)
     return top
 
 
 def _overview() -> str:
-    longest = max(len(name) for name, _, _ in COMMANDS)
-    lines = (f"  {name.ljust(longest)}  {summary}" for name, _, summary in COMMANDS)
+    longest = max(map(len, COMMANDS))
+    lines = (f"  {name.ljust(longest)}  {summary}" for name, (_, summary) in COMMANDS.items())
     return "\n".join(("usage: policylang COMMAND …", "", *lines, "", "policylang COMMAND --help has examples of each"))
 
 
@@ -90,10 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            if not (sys.argv[1:] if arguments is None else arguments):
+            words = sys.argv[1:] if arguments is None else arguments
+            if not words:
                 tell(_overview())
                 return Exit.USAGE
-            options = parser().parse_args(arguments)
+            options = parser(words).parse_args(words)
         except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0
             code = int(stop.code or 0)
         else:
@@ -107,23 +99,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with suppress(OSError):
                 tell(f"policylang: the output cannot be written: {reason_of(error)}")
                 sys.stderr.flush()
-        for stream in (sys.stdout, sys.stderr):  # Python would write what is left on closing them, and complain again
+        for stream in (sys.stdout, sys.stderr):  # Python would write the rest when it closes them, and complain twice
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return Exit.USAGE
 
 
 def _ended(options: argparse.Namespace) -> int:
-    """Run a command, and tell what ends it early."""
+    """Run a command, and report what ends it early."""
     try:
         check_outputs(options)
-        modules, form = getattr(options, "imports", ()), getattr(options, "output_format", "text")
-        findings = options.run in (check.run, plan.run)
-        refused = refused_imports(modules, form, findings=findings) if modules else None
-        return int(options.run(options) if refused is None else refused)
+        if modules := getattr(options, "imports", ()):
+            from policylang.commands.users_code import refused_imports
+
+            form, findings = getattr(options, "output_format", "text"), options.command in ("check", "plan")
+            if (refused := refused_imports(modules, form, findings=findings)) is not None:
+                return refused
+        return int(options.run(options))
     except UsageError as error:
         tell(f"policylang {options.command}: {error}")
         return Exit.USAGE
     except PolicyError as error:
+        from policylang.commands.inputs import refuse
+
         taken = getattr(options, "taken", None)
         return refuse(error.diagnostics if taken is None else taken.placed(error.diagnostics))
     except KeyboardInterrupt:
@@ -142,7 +139,7 @@ def _ended(options: argparse.Namespace) -> int:
 
 
 def _have_streams() -> bool:
-    """Python has None for a stream that was closed (`>&-`): nothing is read there, and nobody told."""
+    """Python has None for a closed stream (`>&-`): nothing can be read or printed there."""
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     if sys.stdout is None:
@@ -169,6 +166,59 @@ class _Version(argparse.Action):
 
         print(f"policylang {installed_version()}")
         parser.exit()
+
+
+# --- the two commands that need next to nothing -----------------------------------------------------------------------
+
+
+def list_policies_arguments(parser: argparse.ArgumentParser) -> None:
+    add_form(parser, "json")
+
+
+def list_policies(options: argparse.Namespace) -> Exit:
+    """List the policies that come with policylang, one line each.
+
+    Any command takes them by their bare names, and so do `policylang.load` and `policylang.backend`; your policy
+    includes one with `include <NAME>`.
+
+    examples:
+
+      policylang list
+      policylang list --output-format json
+      policylang check llama3_sac --graph my.graph
+
+    exit codes: 0 listed
+    """
+    found = bundled_policies()
+    if options.output_format == "json":
+        policies = [{"name": each.name, "description": each.description, "file": str(each.file)} for each in found]
+        say(json.dumps({"version": 1, "policies": policies}, indent=2), "json")
+    else:
+        rows = [("policy", "what it does"), *((each.name, each.description) for each in found)]
+        say(table(rows, right=range(0), wraps=True))
+    return Exit.CLEAN
+
+
+def lsp_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stdio", action="store_true", help="what it does anyway; some clients say so")
+
+
+def lsp(options: argparse.Namespace) -> Exit:
+    """Serve an editor: a language server over standard input and output.
+
+    An editor starts it, once set up (docs/editor.md has the settings of VS Code, Neovim, Helix and Emacs). It needs the
+    extra lsp: pip install pygls.
+
+    exit codes: 0 the editor ended it as it should, 1 the connection ended before, 2 the extra is not installed
+    """
+    try:
+        import pygls  # noqa: F401
+    except ImportError:
+        message = "the language server needs pygls, which is not installed"
+        raise UsageError(message, "pip install pygls") from None
+    from policylang.editor.server import serve
+
+    return Exit(serve())
 
 
 if __name__ == "__main__":

@@ -1,24 +1,4 @@
-"""Explain a diagnostic code, a word of the language, or what a policy decides on a graph.
-
-With a code such as APL101: its long form; with nothing: all codes. With a word such as save or 'crosses block': what it
-means, and an example. With a policy and --graph, --node NAME says of each
-rule in turn whether it matches the node, which part of it leaves the node out, and who won; --rule LINE what each part
-of a rule matches, and which rules take its nodes over. A node is named by its name, by a glob over names, or by the
-path of its module as a policy writes it behind `in`; of several nodes there is a line each.
-
-Of a collective, --node also says which scheduling lines joined or moved it, from where to where, and what of it is
-exposed; of a scheduling line, --rule says what it picks and moves, and what would be exposed without it.
-
-examples:
-
-  policylang explain APL301
-  policylang explain recompute
-  policylang explain mine.apl --graph llama3_8b.graph --node mm_3
-  policylang explain mine.apl --graph llama3_8b.graph --node 'layers.0.attention.*'
-  policylang explain mine.apl --graph llama3_8b.graph --rule 12 --device h100-sxm
-
-exit codes: 0 explained, 1 a policy with errors, 2 no such code, node, rule or file
-"""
+"""x"""
 
 from __future__ import annotations
 
@@ -36,7 +16,6 @@ from policylang.commands.inputs import (
     PLANNING,
     STDIN,
     STDIN_NAME,
-    add_form,
     add_options,
     planned,
     read_graph,
@@ -45,7 +24,7 @@ from policylang.commands.inputs import (
     tell_settings,
     warn_of_devices,
 )
-from policylang.commands.output import Exit, UsageError, say
+from policylang.commands.output import Exit, UsageError, add_form, say
 from policylang.language.diagnostics import CODES, Code
 from policylang.language.files import SUFFIX, find_policy
 from policylang.language.operators import group_names
@@ -64,7 +43,7 @@ _MOST_LINES = 12
 _HOW = "policylang explain POLICY --graph GRAPH --node NAME (or --rule LINE)"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "subject",
         nargs="?",
@@ -76,13 +55,34 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--node",
         metavar="NAME",
-        help="what each rule has to say of this node of the graph; a glob over names and a module path name several",
+        help="what each rule does to this node of the graph; a glob over names and a module path name several",
     )
     asked.add_argument("--rule", metavar="LINE", help="what the rule in this line does; FILE:LINE in an included file")
     add_form(parser, "json")
 
 
-def run(options: argparse.Namespace) -> Exit:
+def explain(options: argparse.Namespace) -> Exit:
+    """Explain a diagnostic code, a word of the language, or what a policy decides on a graph.
+
+    With a code such as APL101: its page; with nothing: all codes. With a word such as save or 'crosses block': its
+    meaning, and an example. With a policy and --graph, --node NAME shows for each rule whether it matches the node,
+    which part of it excludes the node, and which rule decides; --rule LINE what each part of a rule matches, and which
+    rules override it. Name a node by its name, by a glob over names, or by its module path as a policy writes it after
+    `in`; several nodes get a line each.
+
+    For a collective, --node also shows which scheduling lines joined or moved it, from where to where, and how much of
+    it is exposed; for a scheduling line, --rule shows what it picks and moves, and what would be exposed without it.
+
+    examples:
+
+      policylang explain APL301
+      policylang explain recompute
+      policylang explain mine.apl --graph llama3_8b.graph --node mm_3
+      policylang explain mine.apl --graph llama3_8b.graph --node 'layers.0.attention.*'
+      policylang explain mine.apl --graph llama3_8b.graph --rule 12 --device h100-sxm
+
+    exit codes: 0 explained, 1 a policy with errors, 2 no such code, node, rule or file
+    """
     given = {name for name in ("graph", "node", "rule", "device") if getattr(options, name) is not None}
     if given:
         text, data = _on_graph(options, given)
@@ -122,7 +122,7 @@ def _on_graph(options: argparse.Namespace, given: set[str]) -> tuple[str, dict[s
 
 
 def _of_line(plan: Plan, policy: str, text: str, path: str | None) -> Explained:
-    """The statement that begins in a line: of the policy's own file, unless the text says which."""
+    """The statement that begins in a line: of the policy's file, unless the text names another."""
     from policylang.report.explain import explain_statement, explained_statements
 
     rules, lines = explained_statements(plan)

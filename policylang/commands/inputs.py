@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from policylang.errors import PolicyMeaningError
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, Related, Source, Span
-from policylang.language.files import MAX_FILE, find_policy, policy_files, reason_of, source_of, write_whole
+from policylang.language.files import MAX_FILE, source_of
 from policylang.language.loader import load_policy, load_source
 from policylang.language.shown import joined
 from policylang.language.syntax import Policy
@@ -40,13 +38,13 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "--path": {
         "choices": PLANNED,
-        "help": "plan as this path carries policies out, and refuse what it refuses: "
+        "help": "plan for this path, and refuse what it refuses: "
         f"{', '.join(f'{path.capabilities.name} ({path.name})' for path in PATHS)}; by default what the graph is",
     },
     "--device": {
         "metavar": "NAME|FILE",
-        "help": "say times too, of this device: a bundled profile such as h100-sxm, or a file with one; by default the "
-        "one that the policy's `device` line or the project names",
+        "help": "also print times on this device: a bundled profile such as h100-sxm, or a file with one; by default "
+        "the one that the policy's `device` line or the project names",
     },
     "--import": {
         "action": "append",
@@ -68,26 +66,6 @@ def add_options(parser: argparse.ArgumentParser, *flags: str) -> None:
     """Add options that several commands have."""
     for flag in flags:
         parser.add_argument(flag, **_OPTIONS[flag])
-
-
-def add_form(parser: argparse.ArgumentParser, *more: str, help: str = "how to print it (default: text)") -> None:
-    parser.add_argument("--output-format", choices=tuple(dict.fromkeys(("text", *more))), default="text", help=help)
-    add_width(parser)
-
-
-def add_width(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--width",
-        type=_width,
-        metavar="COLUMNS",
-        help="fit text to so many columns; 0 for as many as it takes (default: the terminal's, all in a pipe or file)",
-    )
-
-
-def _width(text: str) -> int:
-    if not text.isdecimal() or len(text) > 9:
-        raise argparse.ArgumentTypeError(f"`{text}` is no number of columns")
-    return int(text)
 
 
 def add_snapshot(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +126,8 @@ def planned(policy: Policy, facts: Facts, path: str | None, device: DeviceProfil
 
 
 def warn_of_devices(facts: Facts, *plans: Plan) -> None:
-    """Say on the standard error where the graph has other kernels than those of the device that it trains on, and where
-    the device that is to say times has no figure for something."""
+    """Warn on the standard error if the graph has other kernels than the device that it trains on, and if the device
+    profile lacks a figure."""
     from policylang.graph.traced_device import kernel_findings
 
     untold = (made.untold for made in plans if made.untold is not None)
@@ -185,7 +163,7 @@ def print_snapshot(path: Path, facts: Facts) -> None:
 
 @frozen
 class Taken:
-    """The values that came from the project's settings."""
+    """The values taken from the project's settings."""
 
     values: Mapping[str, str] = field(factory=dict)
     file: str = ""
@@ -198,7 +176,7 @@ class Taken:
         return f"{named} from {self.file}" if named else ""
 
     def placed(self, diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-        """Those that say why a graph or a profile cannot be read, with a note of where the project names it."""
+        """Those about a graph or a profile that cannot be read, with a note of where the project names it."""
         return tuple(map(self._placed, diagnostics))
 
     def _placed(self, found: Diagnostic) -> Diagnostic:
@@ -220,7 +198,7 @@ def take_settings(options: argparse.Namespace, *keys: str) -> Taken:
 
 
 def tell_settings(options: argparse.Namespace) -> None:
-    """Say on the standard error what was taken, where anything was."""
+    """Print on the standard error the settings taken, if any."""
     if options.taken.values:
         tell(f"policylang {options.command}: {options.taken}")
 
@@ -239,10 +217,10 @@ def _taken(options: argparse.Namespace, wanted: Sequence[str]) -> Taken:
 
 
 def take_graph(options: argparse.Namespace, how: str = "--graph GRAPH") -> DeviceProfile | None:
-    """Take the settings of a command on one graph, and say so; returns the profile of its device.
+    """Take and print the settings of a command on one graph; returns the profile of its device.
 
-    Raises ``UsageError`` where neither the command line nor the project names a graph, ``PolicyError`` where there is
-    no such device.
+    Raises ``UsageError`` if neither the command line nor the project names a graph, ``PolicyError`` if there is no such
+    device.
     """
     take_settings(options, *(key for key in KEYS if hasattr(options, key)))
     if options.graph is None:
@@ -250,86 +228,3 @@ def take_graph(options: argparse.Namespace, how: str = "--graph GRAPH") -> Devic
         raise UsageError("no graph is given", fix)
     tell_settings(options)
     return device_of(options.device)
-
-
-# --- files that are written ------------------------------------------------------------------------------------------
-
-
-_OUTPUTS = {"output": "-o", "html": "--html", "trace": "--trace"}
-_FILES = ("policy", "old", "new", "subject", "graph", "file", "files", "paths", "cover", "device")
-_MODULES = ("imports", "function", "model")
-_NAMED = re.compile(r'"([^"\n]+)"')
-_NAMES_FILES = (".apl", ".toml", ".md")
-_FIX = "name another file"
-
-
-def check_outputs(options: argparse.Namespace) -> None:
-    """Raises ``UsageError`` for an output that is an input too, by whatever name, or that is another output.
-
-    Inputs are the files that the command line names, those that they name in turn (what is included, the profile of a
-    device and its tables, the project's graph), and the modules that it imports.
-    """
-    outputs = {flag: out for name, flag in _OUTPUTS.items() if (out := getattr(options, name, None))}
-    for out in outputs.values():
-        if os.path.isdir(out):
-            raise UsageError(f"`{out}` is a folder", "name a file in it")
-        if not os.path.isdir(parent := os.path.dirname(out) or os.curdir):
-            raise UsageError(f"cannot write `{out}`: there is no folder `{parent}`")
-    if len(outputs) > 1 and len({*map(_identity, outputs.values())}) < len(outputs):
-        flags = " and by ".join(f"`{flag}`" for flag in outputs)
-        raise UsageError(f"`{next(iter(outputs.values()))}` is written by {flags}", _FIX)
-    there = {flag: out for flag, out in outputs.items() if os.path.isfile(out)}
-    for read in _inputs(options) if there else ():
-        for flag, out in there.items():
-            if os.path.exists(read) and os.path.samefile(read, out):
-                raise UsageError(f"`{flag} {out}` would replace a file that the command reads", _FIX)
-
-
-def _identity(path: str) -> object:
-    """Equal for two names of one file, hard links among them."""
-    if not os.path.exists(path):
-        return os.path.realpath(path)
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
-
-
-def write_output(text: str, out: str) -> None:
-    """Write a whole file and say so. Raises ``UsageError`` where it cannot be written."""
-    try:
-        write_whole(Path(out), text.encode())
-    except OSError as error:
-        raise UsageError(f"cannot write `{out}`: {reason_of(error)}") from None
-    tell(f"wrote {out}")
-
-
-def _inputs(options: argparse.Namespace) -> Iterator[str]:
-    waiting = [find_policy(file)[0] for word in _words(options, _FILES) for file in policy_files(word)]
-    if getattr(options, "project", False):
-        settings = project_settings(Path())[0]
-        waiting += [Path(file) for file in (settings.file, settings.graph, settings.device) if file is not None]
-    known = set[str]()
-    while waiting:
-        file = waiting.pop()
-        if str(file) not in known:
-            known.add(str(file))
-            yield str(file)
-            waiting.extend(file.parent / name for name in _named_in(file))
-    for module in _words(options, _MODULES):
-        path = os.path.join(*module.partition(":")[0].split("."))
-        yield from (f"{path}.py", os.path.join(path, "__init__.py"))
-
-
-def _words(options: argparse.Namespace, names: tuple[str, ...]) -> Iterator[str]:
-    for name in names:
-        value = getattr(options, name, None)
-        yield from value if isinstance(value, list) else [value] if value else []
-
-
-def _named_in(file: Path) -> list[str]:
-    """The quoted strings of a file: any of them may name another file."""
-    try:
-        if file.suffix in _NAMES_FILES and file.is_file() and file.stat().st_size <= MAX_FILE:
-            return _NAMED.findall(file.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
-        pass
-    return []

@@ -1,27 +1,4 @@
-"""Show what a policy does to a graph, before anything is compiled: what is saved and recomputed in each block and which
-line said so, the memory over the step, and what each rule is worth.
-
-The graph is a snapshot (see `policylang snapshot`), a recorded graph or a graph as text; no model, no GPU and, unless
---import is given, no torch are needed. --summary prints the totals and the expectations alone, --values every value as
-well. --html writes one page that needs nothing else: memory over time, the blocks, every value beside the policy.
---device says times too: what recomputation takes on a device, and what the step takes; --trace then writes the step
-over time, for https://ui.perfetto.dev.
-
-Of a policy that says in which order collectives run (bucket, prefetch, delay, overlap, keep order), also what that
-comes to: what each line moves, and what of the communication stays exposed. The JSON has the full order.
-
-examples:
-
-  policylang plan llama3_sac --graph llama3_8b.graph --summary
-  policylang plan mine.apl --graph llama3_8b.graph --values
-  policylang plan mine.apl --graph llama3_8b.graph --html plan.html
-  policylang plan mine.apl --graph llama3_8b.graph --device h100-sxm --trace step.json
-  policylang plan mine.apl --graph llama3_8b.graph --path eager --output-format json
-  echo 'save attention in block' | policylang plan - --graph llama3_8b.graph
-
-exit codes: 0 planned, 1 errors between the policy and the graph (the plan is shown all the same), 2 a file that cannot
-be read or written
-"""
+"""``policylang plan``, ``diff`` and ``show``: commands on a graph."""
 
 from __future__ import annotations
 
@@ -33,20 +10,27 @@ from attrs import evolve
 
 from policylang.commands.inputs import (
     PLANNING,
-    add_form,
     add_options,
     check_policies,
+    once_at_most,
+    planned,
     print_findings,
+    read_graph,
+    read_policy,
     take_graph,
-    write_output,
+    warn_of_devices,
 )
-from policylang.commands.output import Exit, UsageError, say, status_line
+from policylang.commands.output import Exit, UsageError, add_form, say, status_line, tell, write_output
+from policylang.errors import PolicyGraphError
+from policylang.graph.facts import Facts
 from policylang.language.diagnostics import diagnose, is_error
+from policylang.language.globs import PathGlob, name_glob_problem, path_glob_problem
+from policylang.language.shown import counted, did_you_mean, nearest
 from policylang.planning.capabilities import capabilities_for
 from policylang.report.diagnostics import render_text
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "policy", metavar="POLICY", help="a policy file, a bundled policy by its bare name, or - for standard input"
     )
@@ -55,9 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     much = parser.add_mutually_exclusive_group()
     much.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
     much.add_argument(
-        "--values",
-        action="store_true",
-        help="print the largest values at the peak and those of each block too",
+        "--values", action="store_true", help="print the largest values at the peak and those of each block too"
     )
     parser.add_argument("--html", metavar="OUT.html", help="write the plan as a page as well")
     parser.add_argument(
@@ -67,7 +49,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> Exit:
+def plan(options: argparse.Namespace) -> Exit:
+    """Show what a policy does to a graph, before anything is compiled: what is saved and recomputed in each block and
+    by which line, the memory over the step, and what each rule is worth.
+
+    The graph is a snapshot (see `policylang snapshot`), a recorded graph or a graph as text; no model, no GPU and,
+    unless --import is given, no torch are needed. --summary prints the totals and the expectations alone, --values
+    every value as well. --html writes one page that needs nothing else: memory over time, the blocks, every value
+    beside the policy. --device adds times: of recomputation on a device, and of the step; --trace then writes the step
+    over time, for https://ui.perfetto.dev.
+
+    For a policy that orders collectives (bucket, prefetch, delay, overlap, keep order), also what each line moves, and
+    how much communication stays exposed. The JSON has the full order.
+
+    examples:
+
+      policylang plan llama3_sac --graph llama3_8b.graph --summary
+      policylang plan mine.apl --graph llama3_8b.graph --values
+      policylang plan mine.apl --graph llama3_8b.graph --html plan.html
+      policylang plan mine.apl --graph llama3_8b.graph --device h100-sxm --trace step.json
+      policylang plan mine.apl --graph llama3_8b.graph --path eager --output-format json
+      echo 'save attention in block' | policylang plan - --graph llama3_8b.graph
+
+    exit codes: 0 planned, 1 errors between the policy and the graph (the plan is shown all the same), 2 a file that
+    cannot be read or written
+    """
     from policylang.planning.inspection.breakdown import breakdown
     from policylang.planning.inspection.worth import weighed, worth_of_edits, worth_of_rules
     from policylang.report.plan_json import chrome_trace, plan_json
@@ -112,3 +118,149 @@ def run(options: argparse.Namespace) -> Exit:
 
 def _weighing(line: Callable[[str], None], what: str) -> Callable[[int, int], None]:
     return lambda done, of: line(f"weighing {what} {done} of {of}")
+
+
+def diff_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("old", metavar="OLD", help="the policy before the change")
+    parser.add_argument("new", metavar="NEW", help="the policy after it")
+    add_options(parser, *PLANNING)
+    add_form(parser, "markdown", "json", help="markdown is meant for a comment on a review (default: text)")
+
+
+def diff(options: argparse.Namespace) -> Exit:
+    """Compare two policies on a graph: the nodes whose decision changes, with the costs and savings.
+
+    For policies that schedule, also the collectives that start or are awaited elsewhere, or join others.
+
+    Exit code 0 means that the two decide alike, whatever their text: "this refactor of the policy changes nothing". One
+    of the two may be `-`, the standard input.
+
+    examples:
+
+      policylang diff main.apl mine.apl --graph llama3_8b.graph
+      git show main:mine.apl | policylang diff - mine.apl --graph llama3_8b.graph --output-format markdown
+      policylang diff main.apl mine.apl --graph llama3_8b.graph --device h100-sxm
+      policylang diff llama3_sac mine.apl --graph llama3_8b.graph --path eager
+
+    exit codes: 0 nothing changes, 1 a decision or the order of collectives does, or a policy has errors, 2 a file that
+    cannot be read
+    """
+    from policylang.planning.inspection.compare import compare
+    from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
+
+    once_at_most(options.old, options.new)
+    device = take_graph(options)
+    facts = read_graph(options.graph)
+    policies = [read_policy(name, facts) for name in (options.old, options.new)]
+    plans = [planned(policy, facts, options.path, device) for policy in policies]
+    known = [made.times.device for made in plans if made.times is not None]
+    if len(known) == 1:  # where one of them names a device, the other is timed on it too
+        plans = [planned(policy, facts, options.path, known[0]) for policy in policies]
+    warn_of_devices(facts, *plans)
+    for name, plan in zip((options.old, options.new), plans, strict=True):
+        # A policy that does not fit the graph would not be applied; its decisions can still be compared.
+        if errors := sum(map(is_error, plan.diagnostics)):
+            what = "an error" if errors == 1 else counted(errors, "error")
+            tell(f"warning: `{name}` has {what} on this graph; `policylang check` lists them")
+    found = compare(*plans)
+    renderers = {"text": comparison_text, "markdown": comparison_markdown, "json": comparison_json}
+    say(renderers[options.output_format](found), options.output_format)
+    return Exit.CLEAN if found.same else Exit.DIAGNOSTICS
+
+
+def show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "graph",
+        nargs="?",
+        metavar="GRAPH",
+        help="a snapshot, a recorded graph in JSON, or a graph as text, as `--graph` takes it (default: the project's)",
+    )
+    parser.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="list the nodes in these modules, such as 'layers.0.*'; may be given several times",
+    )
+    parser.add_argument(
+        "--operator",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="list the nodes that call these operators, such as mm or '*attention*'; may be given several times",
+    )
+    parser.add_argument(
+        "--blocks", metavar="GLOB", help="the blocks, as in a policy's `blocks` line; by default the numbered layers"
+    )
+    add_options(parser, "--device", "--no-project")
+    add_form(parser, "json", help="json has one entry a node (default: text)")
+
+
+def show(options: argparse.Namespace) -> Exit:
+    """Show what is in a graph: its operators, modules and blocks with their bytes and FLOPs, and the names of its
+    nodes.
+
+    With --module or --operator, the nodes of those modules that call those operators, one a line. A module is named as
+    a policy names it behind `in`: `layers.0.attention`, `layers.*.mlp`, or any part of a path. With --device, the time
+    of all of these as well, what takes longest first. Needs no torch, a recorded graph in JSON excepted.
+
+    examples:
+
+      policylang show llama3_8b.graph
+      policylang show llama3_8b.graph --module 'layers.0.*'
+      policylang show llama3_8b.graph --module 'layers.*.feed_forward' --operator mm
+      policylang show llama3_8b.graph --device h100-sxm
+      policylang show llama3_8b.graph --output-format json | jq '.nodes[] | select(.bytes > 1e9)'
+
+    exit codes: 0 shown, 1 a file that is no graph, 2 a file that cannot be read, or nothing of that name in the graph
+    """
+    from policylang.graph.blocks import blocks_of
+    from policylang.planning.inspection.overview import overview, rows_asked
+    from policylang.planning.selection.no_match import nearest_paths_hint
+    from policylang.report.plan_comparison import nodes_text, overview_json, overview_text
+    from policylang.simulation.node_times import lacking, node_times
+
+    for glob in (*options.module, *filter(None, (options.blocks,))):
+        if problem := path_glob_problem(glob):
+            raise UsageError(f"the module path `{glob}` {problem}")
+    for glob in options.operator:
+        if problem := name_glob_problem(glob):
+            raise UsageError(f"the operator `{glob}` {problem}")
+    device = take_graph(options, "policylang show GRAPH")
+    facts = read_graph(options.graph)
+    blocks = blocks_of(facts, None if options.blocks is None else PathGlob(options.blocks))
+    if options.blocks is not None and not blocks.names:
+        hint = nearest_paths_hint(options.blocks, facts) or ""
+        raise UsageError(f"`{options.blocks}` matches no module path of the graph", hint)
+    asked = bool(options.module or options.operator)
+    rows = rows_asked(facts, options.module, options.operator) if asked else range(len(facts))
+    if asked and not rows:
+        raise _nothing(options, facts)
+    times = None if device is None else node_times(facts, device)
+    if times is not None and (untold := lacking(times)) is not None:
+        raise PolicyGraphError([untold])
+    found = overview(facts, blocks, rows, times)
+    if options.output_format == "json":
+        for part in (*overview_json(options.graph, facts, blocks, found), "\n"):
+            say(part, "json", end="")
+    else:
+        say((nodes_text if asked else overview_text)(options.graph, facts, blocks, found))
+    return Exit.CLEAN
+
+
+def _nothing(options: argparse.Namespace, facts: Facts) -> UsageError:
+    """Names the first of the globs that matches nothing, with what is near it."""
+    from policylang.planning.inspection.overview import rows_asked
+    from policylang.planning.selection.no_match import nearest_paths_hint
+
+    for glob in options.module:
+        if not rows_asked(facts, [glob]):
+            return UsageError(f"no node is in a module `{glob}`", nearest_paths_hint(glob, facts) or "")
+    for glob in options.operator:
+        if not rows_asked(facts, operators=[glob]):
+            names = dict.fromkeys(facts.targets)
+            bare = dict.fromkeys(name.split(".")[1] for name in names if "." in name)
+            near = did_you_mean(nearest(glob, [*bare, *names]))
+            fix = near or f"`policylang show {options.graph}` lists them"
+            return UsageError(f"no node calls an operator `{glob}`", fix)
+    return UsageError("no node in these modules calls one of these operators")

@@ -54,7 +54,7 @@ def step_memory(forward: Callable[[], Tensor], resident: Iterable[Tensor], devic
 
 
 class _Ledger:
-    """The storages alive, by address, and the most bytes they came to."""
+    """The storages alive, by address, and the most bytes alive so far."""
 
     def __init__(self, resident: Iterable[Tensor]) -> None:
         self.live = 0
@@ -221,7 +221,7 @@ class RunComparison:
 
     @property
     def agrees(self) -> bool:
-        """Bitwise equal, and the compiled graphs do what the policy says."""
+        """Bitwise equal, and the compiled graphs follow the plan."""
         return not self.differences and self.report.audit is not None and self.report.audit.agrees
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,46 +1,30 @@
-"""Write a policy from a budget: the one that loses the least time within so much memory, or takes the least memory for
-so much time.
-
-The graph is a snapshot (see `policylang snapshot`); no model and no GPU are needed. --peak is what the step may take at
-its highest moment, parameters and gradients included; --optimizer adds the optimizer's state to it, --reserve what the
-allocator wastes. --saved is a budget for what is kept for the backward alone, --recompute-time one for the time of
-second runs. What comes out is a policy as a person writes it, with a comment that says where it is from and what lies
-on either side of it, and an expectation that holds it to the budget.
-
-Without -o the policy is printed, and what it comes to goes to the standard error. --table prints the whole trade-off, a
-row a policy; a budget is not needed for it.
-
-examples:
-
-  policylang tune --graph llama3_8b.graph --peak "70 GiB" --device h100-sxm -o llama3_8b_70g.apl
-  policylang tune --graph llama3_8b.graph --peak "70 GiB" --device h100-sxm --optimizer adamw --reserve 5%
-  policylang tune --graph llama3_8b.graph --saved "6 GiB" --device a100-sxm-80gb
-  policylang tune --graph llama3_8b.graph --recompute-time 5% --device cluster.toml
-  policylang tune --graph llama3_8b.graph --device h100-sxm --table
-
-exit codes: 0 tuned, 1 no policy meets the budget, or the graph or the profile does not do (no file is written then), 2
-a budget that is none, or a file that cannot be read or written
-"""
+"""``policylang tune`` and ``profile``: a policy from a budget, and the device profile of this machine."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
-from policylang.commands.inputs import add_form, add_options, read_graph, refuse, take_graph, write_output
-from policylang.commands.output import Exit, UsageError, say, status_line, tell
-from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.commands.inputs import add_options, read_graph, refuse, take_graph
+from policylang.commands.output import Exit, UsageError, add_form, say, status_line, tell, write_output
+from policylang.commands.users_code import need_torch
+from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.language.devices.reading import bundled_devices
 from policylang.report.diagnostics import render_json
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def tune_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "--graph")
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--peak", metavar="SIZE", help="what the step may take at its highest moment, such as '70 GiB'")
     budget.add_argument("--saved", metavar="SIZE", help="what may be kept for the backward, such as '6 GiB'")
     budget.add_argument(
-        "--recompute-time", metavar="SHARE", help="what second runs may take of the forward's time, such as 5%%"
+        "--recompute-time", metavar="SHARE", help="how much of the forward's time recomputation may take, such as 5%%"
     )
     add_options(parser, "--device")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the policy goes, such as llama3_8b_70g.apl")
@@ -57,14 +41,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="set aside so much of the memory for the allocator, such as 5%%",
     )
     parser.add_argument("--offload", action="store_true", help="let values be copied to the host as well")
-    parser.add_argument("--table", action="store_true", help="print the whole trade-off, a row a policy")
+    parser.add_argument("--table", action="store_true", help="print the whole trade-off, one policy per row")
     add_options(parser, "--path", "--no-project", "--import")
     add_form(parser, "json")
 
 
-def run(options: argparse.Namespace) -> Exit:
+def tune(options: argparse.Namespace) -> Exit:
+    """Write a policy from a budget: the one that loses the least time within so much memory, or takes the least memory
+    for so much time.
+
+    The graph is a snapshot (see `policylang snapshot`); no model and no GPU are needed. --peak limits the peak of the
+    step, parameters and gradients included; --optimizer adds the optimizer's state to it, --reserve what the allocator
+    wastes. --saved limits the bytes saved for the backward alone, --recompute-time the time of recomputation. The
+    result is a policy as a person writes it, with a comment on its origin and its neighbours, and an expectation of the
+    budget.
+
+    Without -o the policy is printed, and its figures go to the standard error. --table prints the whole trade-off, one
+    policy per row, and needs no budget.
+
+    examples:
+
+      policylang tune --graph my.graph --peak "70 GiB" --device h100-sxm -o 70g.apl
+      policylang tune --graph my.graph --peak "70 GiB" --device b200 --reserve 5%
+      policylang tune --graph my.graph --saved "6 GiB" --device a100-sxm-80gb
+      policylang tune --graph my.graph --recompute-time 5% --device cluster.toml
+      policylang tune --graph my.graph --device h100-sxm --table
+
+    exit codes: 0 tuned, 1 no policy meets the budget, or the graph or the profile cannot be used (no file is written
+    then), 2 a malformed budget, or a file that cannot be read or written
+    """
     from policylang.api.tune import no_budget, read_or_raise, tuned_policy
-    from policylang.report.trade_off import account_text, trade_off_text, tuned_json
+    from policylang.report.plan_comparison import account_text, trade_off_text, tuned_json
     from policylang.tuning.budgets import read_budget
 
     device = take_graph(options)
@@ -116,3 +123,98 @@ def run(options: argparse.Namespace) -> Exit:
         tell(account_text(found))
         say(found.text.removesuffix("\n"), "policy")
     return Exit.CLEAN
+
+
+def profile_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile, such as our-machine.toml")
+    parser.add_argument(
+        "--device", metavar="cuda|cpu", help="what to measure (default: the GPU where torch sees one, else the CPU)"
+    )
+    parser.add_argument("--name", help="of the profile (default: the file's without its ending)")
+    parser.add_argument("--compiled", action="store_true", help="measure for steps that run under torch.compile")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=45.0,
+        metavar="N",
+        help="how long it may take, about; one round is made in any case (default: 45)",
+    )
+    add_form(parser, "json")
+
+
+def profile(options: argparse.Namespace) -> Exit:
+    """Measure this machine, and write a device profile: what it computes, moves and sends in a second. Give the file to
+    other commands: policylang plan mine.apl --graph my.graph --device our-machine.toml.
+
+    Measured are matrix products by dtype and size, streams of bytes by size, attention, convolutions, the operators
+    that compute more than they move, the overhead of a kernel, and copies to and from the host. On a CPU with the
+    threads that torch has here: OMP_NUM_THREADS=8 policylang profile … for eight. With --compiled the profile is for
+    steps under torch.compile, whose fusion of pointwise operators is measured too.
+
+    Under torchrun the collectives of its ranks are measured as well, and written to a table beside the profile.
+
+    examples:
+
+      policylang profile -o our-machine.toml
+      policylang profile -o our-machine-compiled.toml --compiled --seconds 20
+      torchrun --nproc-per-node 8 -m policylang profile -o our-node.toml
+
+    exit codes: 0 written, 1 nothing could be timed, 2 no such device, or a file that cannot be written
+    """
+    need_torch()
+    from policylang.api.profile_device import NO_FIGURES, profile_device
+
+    with _job(options.device, options.seconds) as (rank, device):
+        if rank == 0 and hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1):
+            message = "others compute on this machine, and what is measured is what they leave of it"
+            tell(f"policylang profile: {message}\nhelp: measure again on an idle machine")
+        try:
+            with status_line(shown=rank == 0) as progress:
+                profile = profile_device(
+                    options.output,
+                    device=device,
+                    name=options.name,
+                    compiled=options.compiled,
+                    seconds=options.seconds,
+                    progress=progress,
+                )
+        except PolicyError as error:
+            (diagnostic,) = error.diagnostics
+            if diagnostic.code == NO_FIGURES:
+                raise
+            raise UsageError(diagnostic.message, diagnostic.help or "") from None
+    if rank == 0 and options.output_format == "json":
+        figures = json.loads(profile.canonical)
+        say(json.dumps({"path": options.output, "name": profile.name, "figures": figures}), "json")
+    elif rank == 0:
+        fastest = {dtype: max(each for _, each in rate.points) for dtype, rate in profile.compute.items()}
+        products = ", ".join(f"{each / 1e9:,.0f} GFLOP/s in {dtype}" for dtype, each in fastest.items())
+        stream = max(each for _, each in profile.bandwidth.points)
+        say(f"{options.output}: products reach {products}; streams up to {stream / 1e9:,.1f} GB/s")
+    return Exit.CLEAN
+
+
+@contextmanager
+def _job(device: str | None, seconds: float) -> Iterator[tuple[int, str | None]]:
+    """The ranks that torchrun started, joined: this one's number, and the device that it measures."""
+    import torch
+    import torch.distributed as dist
+
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() or os.environ["WORLD_SIZE"] == "1":
+        yield 0, device
+        return
+    if not dist.is_available():
+        raise UsageError("this torch has no torch.distributed", "measure without torchrun")
+    on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
+    if on_gpu:
+        if ":" in (device or ""):
+            raise UsageError(f"each rank needs its GPU to measure on, not `{device}`", "leave out the number")
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    # The others wait while the first measures its device. Ranks exchange messages over gloo, with a GPU or not.
+    longest = timedelta(seconds=600 + (4 * seconds if 0 < seconds < 1e6 else 0))
+    with_gpu = on_gpu and torch.cuda.is_available() and dist.is_nccl_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if with_gpu else "gloo", timeout=longest)
+    try:
+        yield dist.get_rank(), device
+    finally:
+        dist.destroy_process_group()

@@ -70,7 +70,7 @@ def named_function(text: str) -> Callable[[], Any]:
 
 
 def show(failed: UsersCodeError, command: str, function: str, help: str) -> Exit:
-    """Print what the user's code raised: the diagnostics of a policy, or the traceback from its own first frame on."""
+    """Print what the user's code raised: the diagnostics of a policy, or the traceback from its first frame on."""
     error = failed.error
     if isinstance(error, PolicyError):
         if error.__cause__ is not None:
@@ -79,9 +79,9 @@ def show(failed: UsersCodeError, command: str, function: str, help: str) -> Exit
         return Exit.DIAGNOSTICS
     theirs = _print(error)
     if isinstance(error, SystemExit):
-        help = 'it ends the process; what a module does as a script stands under `if __name__ == "__main__":`'
+        help = 'it ends the process; put what a module does as a script under `if __name__ == "__main__":`'
     elif theirs is not None and traceback.extract_tb(theirs)[-1].filename.startswith(_OURS):
-        help = "the error comes out of policylang; if you called it as documented, please report it"
+        help = "the error was raised in policylang; if you called it as documented, please report it"
     tell(f"policylang {command}: `{function}` does not run\nhelp: {help}")
     return Exit.DIAGNOSTICS
 
@@ -110,9 +110,8 @@ _NOT_HERE = "the current folder is searched for it first, then the environment o
 
 
 def refused_imports(names: Sequence[str], form: str, *, findings: bool) -> Exit | None:
-    """Import modules in order; where some cannot be, say so in the form of the command's output, and how the command
-    ends. What they print goes to the standard error. ``findings`` says that diagnostics are what the command prints, on
-    its standard output."""
+    """Import modules in order; failures are reported in the form of the command's output, and end the command. What the
+    modules print goes to the standard error. ``findings``: the command prints diagnostics, on its standard output."""
     if names and "" not in sys.path:
         sys.path.insert(0, "")
     with redirect_stdout(sys.stderr):

@@ -14,13 +14,7 @@ from policylang.language.diagnostics import CODES, Diagnostic, Fix, Related, Sev
 from policylang.language.resources import codes_folder
 from policylang.language.shown import one_line
 from policylang.planning.capabilities import capabilities_for
-from policylang.report.explain import (
-    Explained,
-    NothingToExplain,
-    explain_named,
-    explain_statement,
-    explained_statements,
-)
+from policylang.report import explain
 from policylang.report.layout import fenced
 from policylang.report.plan_page import plan_page
 
@@ -34,17 +28,14 @@ _UNNECESSARY = frozenset(("APL110", "APL303", "APL307", "APL309"))
 
 
 def published(state: State, *, related: bool = True) -> list[types.Diagnostic]:
-    """The diagnostics of a document, in the order of ``policylang check``.
-
-    What is wrong in an included file is shown at the ``include`` that brings it, with its own place as related
-    information: the same lines may be right in another policy, and an open file says itself what is wrong with it.
-    ``related``: whether the client shows that; else it is in the message.
-    """
+    """The diagnostics of a document, in the order of ``policylang check``. Errors in an included file are shown at its
+    ``include``, with their place as related information: the same lines may be right in another policy, and an open
+    file shows its errors itself. ``related``: True if the client shows that; else it is in the message."""
     return [_published(state, each, related) for each in state.diagnostics]
 
 
 def place_in_document(state: State, found: Diagnostic) -> Span | None:
-    """The place of a diagnostic in its document: its own, or the include that brings its line; None for neither."""
+    """The place of a diagnostic in its document: its span, or the include that brings its line; None for neither."""
     for span in (found.span, *(each.span for each in found.related)):
         if span is not None and span.source == state.document.source:
             return span
@@ -90,8 +81,8 @@ def explained_node(state: State, node: str) -> str:
     if state.graph is None:
         return ""
     try:
-        return "\n\n".join(map(_markdown, explain_named(state.graph.plan, node)))
-    except NothingToExplain as error:
+        return "\n\n".join(map(_markdown, explain.explain_named(state.graph.plan, node)))
+    except explain.NothingToExplain as error:
         return "\n\n".join(error.args)
 
 
@@ -101,10 +92,10 @@ def explained_line(state: State, line: int) -> str:
     if state.graph is None:
         return ""
     plan, source = state.graph.plan, state.document.source
-    spans = [span for found in explained_statements(plan) for span in found]
+    spans = [span for found in explain.explained_statements(plan) for span in found]
     here = [each for each in spans if each.source == source and each.line - 1 <= line <= each.end_line - 1]
     capabilities = capabilities_for(state.graph.facts.kind, state.graph.path)
-    return "\n\n".join(_markdown(explain_statement(plan, each, capabilities)) for each in here)
+    return "\n\n".join(_markdown(explain.explain_statement(plan, each, capabilities)) for each in here)
 
 
 def explained_code(code: str) -> str:
@@ -121,7 +112,7 @@ def page_of(state: State) -> str | None:
     return plan_page(found, graph.worth, Path(graph.name).name)
 
 
-def _markdown(explained: Explained) -> str:
+def _markdown(explained: explain.Explained) -> str:
     """A table of text keeps its columns in a block of code."""
     first, _, rest = str(explained).partition("\n")
     head = re.sub(r"([\\`*_{}\[\]<>()#+!|~])", r"\\\1", one_line(first))
@@ -160,10 +151,8 @@ def actions(
     related: bool = True,
     versioned: bool = True,
 ) -> list[types.CodeAction]:
-    """The actions for the text between two character offsets, of the kinds that are asked for.
-
-    ``versioned``: whether the client takes edits of a version of a document, and refuses them once it is another.
-    """
+    """The actions for the text between two character offsets, of the kinds that are asked for. ``versioned``: whether
+    the client takes edits of a version of a document, and refuses them once it is another."""
     everywhere = list(zip(state.diagnostics, published(state, related=related), strict=True))
     here = [each for each in everywhere if _touches(state, each[0], start, end)]
     found: list[types.CodeAction] = []
@@ -177,7 +166,7 @@ def actions(
 
 
 def _asked_for(kind: str, only: Sequence[str] | None) -> bool:
-    """A kind stands for those below it too: ``source`` for ``source.fixAll``."""
+    """A kind includes those below it: ``source`` includes ``source.fixAll``."""
     if only is None:
         return True
     return any(kind == each or (each and kind.startswith(f"{each}.")) for each in only)
@@ -206,11 +195,8 @@ def _fixes(state: State, here: Iterable[_Told], versioned: bool) -> Iterator[typ
 
 
 def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, least: int) -> Iterator[types.CodeAction]:
-    """One action for all mistakes with a single fix, where there are at least so many.
-
-    What an author has to want, a rule that goes for instance, is not among it: some editors do this whenever a file is
-    saved.
-    """
+    """One action for all mistakes with a single fix, where there are at least so many. What an author has to want, a
+    rule that goes for instance, is not among it: some editors do this whenever a file is saved."""
     taken: list[TextChange] = []
     mended: list[types.Diagnostic] = []
     for found, told in everywhere:
@@ -222,7 +208,7 @@ def _fix_all(state: State, everywhere: Iterable[_Told], versioned: bool, *, leas
             mended.append(told)
     if len(mended) >= least and (edit := _edit(state, taken, versioned)) is not None:
         many = "1 mistake" if len(mended) == 1 else f"{len(mended)} mistakes"
-        yield types.CodeAction(f"mend {many} that can be mended in one way", FIX_ALL, mended, edit=edit)
+        yield types.CodeAction(f"fix {many} that have one fix", FIX_ALL, mended, edit=edit)
 
 
 def _edit(state: State, changes: Sequence[TextChange], versioned: bool) -> types.WorkspaceEdit | None:

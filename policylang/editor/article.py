@@ -9,7 +9,7 @@ from typing import Literal
 from attrs import define, field
 from lsprotocol import types
 
-from policylang.language.shown import Measured, counted, format_quantity, printable
+from policylang.language.shown import Dimension, counted, format_quantity, printable
 from policylang.planning.inspection.breakdown import Amounts, Breakdown
 from policylang.planning.inspection.worth import Worth
 from policylang.report import layout
@@ -34,7 +34,7 @@ def with_code(text: str) -> str:
 
 @define
 class Article:
-    """The text about one thing, in blocks."""
+    """The text about one subject, in blocks."""
 
     blocks: list[tuple[Literal["text", "item", "policy"], str]] = field(factory=list)
 
@@ -91,7 +91,7 @@ MINUS = "\N{MINUS SIGN}"
 BETWEEN = " · "
 
 
-def signed(amount: float, dimension: Measured) -> str:
+def signed(amount: float, dimension: Dimension) -> str:
     """``−1.9 GiB``, ``+8.2 TFLOP``; empty for what would be printed as nothing."""
     text = format_quantity(abs(amount), dimension)
     return "" if text.startswith("0 ") else f"{'+' if amount > 0 else MINUS}{text}"

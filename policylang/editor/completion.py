@@ -10,41 +10,37 @@ from attrs import evolve, frozen
 from lsprotocol import types
 
 from policylang.editor.article import Article, with_code
-from policylang.editor.graph_index import GraphIndex, index_of
-from policylang.editor.graph_offers import (
-    figure_offers,
-    flag_offers,
-    group_offers,
-    lets_above,
-    limit_offers,
-    module_offers,
-    name_offers,
-    operator_offers,
-    predicate_offers,
-    subject_offers,
-    unit_offers,
-    value_offers,
-)
-from policylang.editor.pointed import meaning_at
+from policylang.editor.hover import meaning_at
 from policylang.editor.selectors import name_article
-from policylang.editor.state import State
+from policylang.editor.state import GraphIndex, State, index_of
 from policylang.editor.word_offers import (
     Kind,
     WordOffer,
     comment_of,
     device_offers,
+    figure_offers,
     fitting_offers,
+    flag_offers,
+    group_offers,
     include_offers,
     keyword_offers,
+    lets_above,
+    limit_offers,
+    module_offers,
+    name_offers,
     opener,
+    operator_offers,
+    predicate_offers,
     protocol_items,
+    subject_offers,
+    unit_offers,
+    value_offers,
 )
 from policylang.language.cursor import Cursor, cursors_at
 from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
 from policylang.language.diagnostics import Source
 from policylang.language.files import SUFFIX
-from policylang.language.grammar import is_policy_name, terminal_texts, words_of
-from policylang.language.lexer import Lexeme, StatementOrigin
+from policylang.language.lexer import Lexeme, StatementOrigin, is_policy_name, terminal_texts, words_of
 from policylang.language.predicates import MEASURES, PROPERTIES
 from policylang.language.resources import devices_folder, policies_folder
 from policylang.language.statements import FATES, FIGURES, KINDS, LANGUAGE_VERSION
@@ -109,7 +105,7 @@ def _dims(place: WordPlace) -> Iterator[WordOffer]:
 
 
 def _selector(place: WordPlace) -> Iterator[WordOffer]:
-    """Where a selector may begin a statement, the words that open statements come first."""
+    """At the start of a statement that may be a selector, the words that open statements come first."""
     cursor, index = place.cursor, place.index
     names = lets_above(place.state.text, cursor)
     words = [] if cursor.typed.startswith('"') else list(keyword_offers(cursor))
@@ -159,7 +155,7 @@ def _blocks(place: WordPlace) -> Iterator[WordOffer]:
 
 def _predicate(place: WordPlace) -> Iterator[WordOffer]:
     yield from predicate_offers(place.index, place.cursor)
-    known = ("from", "is", "not", *MEASURES, *PROPERTIES)  # alone they say nothing that is not offered in full
+    known = ("from", "is", "not", *MEASURES, *PROPERTIES)  # alone they offer nothing beyond the full list
     yield from (each for each in keyword_offers(place.cursor) if each.text not in known)
 
 
@@ -268,7 +264,7 @@ _PLACES = (
     _Row("", "", "EVERYTHING", _selector, grows=True),
     _Row("", "", "", _keywords),
 )
-"""The first row that fits says it."""
+"""The first row that matches decides."""
 
 
 _NAMES = ("op", "group", "let")
@@ -339,7 +335,7 @@ def completion(state: State, offset: int, *, trigger: str | None = None) -> type
 def with_documentation(
     state: State | None, item: types.CompletionItem, *, markdown: bool = True
 ) -> types.CompletionItem:
-    """An item with what is said of it, as Markdown or plain text; without that where its document is closed by now."""
+    """An item with its documentation, as Markdown or plain text; without that if its document is closed."""
     data = item.data if isinstance(item.data, dict) else {}
     about, at = data.get("about"), data.get("at")
     if state is None or not isinstance(about, str) or not isinstance(at, int):

@@ -1,6 +1,6 @@
 """The form of one policy: where its names are defined and used, the files that it names, its outline and its layout.
 
-A statement that cannot be read still says words, so that a mistake does not take the name on its own line away.
+The words of a statement that cannot be read still count, so that a mistake does not hide the name on its line.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from policylang.language import syntax
 from policylang.language.devices.reading import find_device
 from policylang.language.diagnostics import Source, Span
 from policylang.language.files import bundled_file
-from policylang.language.grammar import words_of
 from policylang.language.layout import format_source, line_end_of
-from policylang.language.lexer import split
+from policylang.language.lexer import split, words_of
 from policylang.language.operators import prelude_group
 from policylang.language.parser import parse_file
+from policylang.language.selectors import selector_of, walk
 from policylang.language.shown import shortened
 from policylang.language.syntax import Device, Include, Let, Statement, Word
-from policylang.language.walk import selector_of, walk
 
 _START = types.Range(types.Position(0, 0), types.Position(0, 0))
 _NO_NAMES_AFTER = frozenset(
@@ -82,7 +81,7 @@ def _unread(source: Source, start: int, end: int) -> Iterator[Occurrence]:
 
 
 def _at(state: State, offset: int) -> Occurrence | Include | Device | None:
-    """What stands at an offset, the offset behind its last character included."""
+    """The occurrence, include or device at an offset, the offset after its last character included."""
     found = occurrences(state.document.source)
     return next((part for part in found if part.span.start <= offset <= part.span.end), None)
 
@@ -195,5 +194,5 @@ def formatted(state: State) -> list[types.TextEdit] | None:
 
 
 def _alike(old: Iterable[str], new: Iterable[str]) -> int:
-    """How many lines the two begin with that are the same."""
+    """The number of equal lines at the beginning of both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))

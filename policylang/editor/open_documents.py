@@ -1,48 +1,211 @@
-"""The open documents and their states: texts are read at once, and planned on the snapshot in a thread."""
+"""The client, its settings and folders, and its open documents: read at once, planned on the snapshot in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 from lsprotocol import types
+from pygls.exceptions import JsonRpcContentModified, JsonRpcException, JsonRpcInvalidParams, JsonRpcRequestCancelled
+from pygls.lsp.server import LanguageServer
 
 from policylang.api.planned_graphs import read_graphs
-from policylang.editor.graph_index import index_of
+from policylang.editor.actions import published
+from policylang.editor.hover import stale_hints
 from policylang.editor.state import (
     Document,
     GraphState,
+    StaleHint,
     State,
     TextState,
+    index_of,
     read_graph,
     read_text,
     unsettled,
 )
 from policylang.editor.statements import forget_snapshots
-from policylang.editor.workspace import EditorSettings, Stamp, Workspace, path_of, stamp_of
+from policylang.editor.workspace import SECTION, EditorSettings, Stamp, Workspace, path_of, section_of, stamp_of
 from policylang.graph.facts import Facts
 from policylang.language.cancellation import Cancelled, cancellable, check_cancelled
 from policylang.language.devices.reading import find_device
 from policylang.language.diagnostics import Diagnostic, Source, diagnose
 from policylang.language.files import read_source
+from policylang.language.resources import installed_version
 from policylang.language.syntax import Device
 
+_POLL = 2.0
+"""Seconds between two looks at the files that open documents depend on."""
+_KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_CLOSE)
+"""Texts are held once: pygls would hold them too, and fail on a change to a document that was closed."""
+_EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled, BrokenPipeError)
+
+_UNSAFE = re.compile(r"[^\w.-]+")
+
+
+class PolicyServer(LanguageServer):
+    """One connection."""
+
+    def __init__(self) -> None:
+        super().__init__("policylang", installed_version(), types.TextDocumentSyncKind.Full)
+        for method in _KEPT_HERE:
+            self.protocol.fm.builtin_features.pop(method, None)
+        self.documents = OpenDocuments(self._publish, settled_now=self._refresh, failed=self._failed)
+        self.related = True
+        """True if the client shows further places of a diagnostic."""
+        self.markdown = False
+        """True if it shows Markdown."""
+        self.versioned = False
+        """True if it takes edits of a version of a document."""
+        self.ended = False
+        """True once the client has asked to shut down."""
+        self._polling: asyncio.Task[None] | None = None
+
+    # --- the beginning ---
+
+    def begin(self, params: types.InitializeParams) -> None:
+        """Take a client's capabilities. Anything may be missing."""
+        documents, workspace = self.documents, self.documents.workspace
+        root = params.root_uri or (f"file://{params.root_path}" if params.root_path else None)
+        folders = params.workspace_folders or ([types.WorkspaceFolder(root, "")] if root else [])
+        self.change_folders(folders, ())
+        workspace.started_with = section_of(params.initialization_options)
+        documents.encoding = types.PositionEncodingKind(self.workspace.position_encoding)
+        text = self.client_capabilities.text_document or types.TextDocumentClientCapabilities()
+        self.markdown = text.hover is not None and types.MarkupKind.Markdown in (text.hover.content_format or ())
+        diagnostics = text.publish_diagnostics
+        self.related = diagnostics is not None and bool(diagnostics.related_information)
+        its_workspace = self.client_capabilities.workspace or types.WorkspaceClientCapabilities()
+        edit = its_workspace.workspace_edit
+        self.versioned = edit is not None and bool(edit.document_changes)
+
+    async def begun(self) -> None:
+        """The client is ready: ask for its settings, and for notifications of changes."""
+        workspace = self.client_capabilities.workspace
+        self._polling = asyncio.ensure_future(self._poll())
+        if workspace is not None and (each := workspace.did_change_configuration) and each.dynamic_registration:
+            method, options = types.WORKSPACE_DID_CHANGE_CONFIGURATION, {"section": SECTION}
+            registration = types.Registration(f"policylang-{method}", method, options)
+            self.client_register_capability(types.RegistrationParams([registration]))
+        await self.ask_for_settings()
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL)
+            with suppress(OSError):  # of the folder that it runs in, which may be gone for a while
+                self.documents.look_again()
+
+    # --- settings and folders ---
+
+    def change_folders(self, added: Iterable[types.WorkspaceFolder], removed: Iterable[types.WorkspaceFolder]) -> None:
+        folders = self.documents.workspace.folders
+        for gone in removed:
+            folders.pop(gone.uri, None)
+            self.documents.workspace.asked.pop(gone.uri, None)
+        for new in added:
+            if (path := path_of(new.uri)) is not None:
+                folders[new.uri] = path
+
+    async def ask_for_settings(self) -> None:
+        """Ask for the settings of each folder, and those of no folder, where the client answers."""
+        workspace = self.client_capabilities.workspace
+        if workspace is None or not workspace.configuration:
+            return
+        known = self.documents.workspace
+        scopes = [*known.folders, None]
+        items = [types.ConfigurationItem(scope, SECTION) for scope in scopes]
+        try:
+            found = await self.workspace_configuration_async(types.ConfigurationParams(items))
+        except JsonRpcException as error:
+            self.tell(f"the client does not send its settings: {error}", types.MessageType.Warning)
+            return
+        answers = [*(found or ()), *[None] * len(scopes)]
+        known.asked = {scope: section_of(answer) for scope, answer in zip(scopes, answers, strict=False)}
+        self.documents.look_again()
+
+    async def settings_changed(self, settings: object) -> None:
+        """Settings that a client pushes; one that sends none wants to be asked."""
+        self.documents.workspace.pushed = section_of(settings)
+        await self.ask_for_settings()
+        self.documents.look_again()
+
+    # --- notifications to the client ---
+
+    def _publish(self, state: State) -> None:
+        document = state.document
+        self.text_document_publish_diagnostics(
+            types.PublishDiagnosticsParams(
+                document.uri, published(state, related=self.related), version=document.version
+            )
+        )
+
+    def _refresh(self, state: State) -> None:
+        """Figures are there that were not when the client asked for them last."""
+        workspace = self.client_capabilities.workspace
+        if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
+            self.workspace_inlay_hint_refresh(None)
+
+    def write(self, name: str, uri: str, text: str) -> str:
+        """The address of a file of this name with a text about what ``uri`` names; one that is there is overwritten."""
+        stem, dot, ending = _UNSAFE.sub("-", name).rpartition(".")
+        own = sha256(uri.encode(errors="surrogatepass")).hexdigest()[:8]
+        file = Path(self._folder.name) / f"{stem[-60:]}-{own}{dot}{ending}"
+        file.write_text(text, encoding="utf-8", errors="replace")
+        return file.as_uri()
+
+    def show(self, address: str) -> None:
+        """Ask the client to open a file, a page in a browser; if it opens no files, show the file's address."""
+        window = self.client_capabilities.window
+        if window is not None and window.show_document is not None and window.show_document.support:
+            external = address.endswith(".html")
+            self.window_show_document(types.ShowDocumentParams(address, external=external, take_focus=True))
+        else:
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Info, f"the answer is in {address}"))
+
+    @cached_property
+    def _folder(self) -> TemporaryDirectory[str]:
+        return TemporaryDirectory(prefix="policylang-", ignore_cleanup_errors=True)  # 0700, and gone at exit
+
+    # --- errors ---
+
+    def tell(self, message: str, kind: types.MessageType = types.MessageType.Error) -> None:
+        """A line in the client's log."""
+        self.window_log_message(types.LogMessageParams(kind, f"policylang: {message}"))
+
+    def _failed(self, error: Exception) -> None:
+        traceback.print_exception(error)
+        self.tell(f"this is a bug in policylang: {type(error).__name__}: {error}")
+
+    def report_server_error(self, error: Exception, source: object) -> None:
+        """Log an error of a request in the client's log and on the standard error, beside its answer."""
+        if isinstance(error, _EXPECTED):
+            return
+        data = error.data if isinstance(error, JsonRpcException) else None
+        if isinstance(data, dict) and "traceback" in data:
+            print(*data["traceback"], error, sep="", file=sys.stderr)
+        self.tell(str(error) or type(error).__name__)
+
+
 _IDLE = 0.1
-"""Seconds after which what gave way is tried again."""
+"""Seconds after which interrupted work is tried once more."""
 T = TypeVar("T")
 
 
 class Worker:
-    """Does one thing after the other, in the order in which they are asked for."""
+    """Runs one job after the other, in the order in which they are asked for."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "planning")
@@ -58,7 +221,7 @@ class Worker:
         return await asyncio.wrap_future(job)
 
     async def do_when_idle(self, work: Callable[[], T], wanted: Callable[[], bool]) -> T:
-        """Like :meth:`do`, for work that gives way to any other and is restarted afterwards."""
+        """Like :meth:`do`, for work that any other interrupts and that is restarted afterwards."""
         while True:
             try:
                 return await asyncio.wrap_future(self._submitted(work, lambda: wanted() and not self._asked))
@@ -167,9 +330,11 @@ class OpenDocument:
     graph: ReadGraph
     """The graph that was known when the text was read last."""
     reads: dict[Path, object] = field(factory=dict)
-    """The files that the text names, and what told their contents from others."""
+    """The files that the text names, and the state of their contents."""
     current: bool = True
     """False while the graph's file is still to be read."""
+    stale: tuple[StaleHint, ...] = ()
+    """The hints of the last plan of an earlier text."""
     state: State | None = None
     """None only while the text is read."""
     task: asyncio.Task[None] | None = None
@@ -190,7 +355,7 @@ class OpenDocument:
 @define(eq=False)
 class OpenDocuments:
     """``publish`` is called with each new state of a document: once for its text, once for its plan. ``settled_now`` is
-    called when nothing more is under way, ``failed`` with an error that is a bug."""
+    called when no work is left, ``failed`` with an error that is a bug."""
 
     publish: Publish
     workspace: Workspace = field(factory=Workspace)
@@ -218,7 +383,7 @@ class OpenDocuments:
         self.look_again()
 
     def look_again(self) -> None:
-        """Read again the documents of which the settings, the snapshot, or a file that they include has changed."""
+        """Read the documents whose settings, snapshot or included files have changed."""
         for opened in list(self._open.values()):
             if self._is_outdated(opened):
                 self._begin(opened.document)
@@ -255,12 +420,16 @@ class OpenDocuments:
     # --- one document ---
 
     def _begin(self, document: Document) -> None:
+        before = self._open.get(document.uri)
         self._stop(document.uri)
         settings = self.workspace.settings_of(document.path)
         opened = OpenDocument(document, settings, self._snapshots.known(settings.graph))
         self._open[document.uri] = opened
         opened.current = self._snapshots.is_read(settings.graph)
+        is_same = before is not None and (before.settings, before.graph.facts) == (settings, opened.graph.facts)
         try:
+            if before is not None and before.state is not None and is_same:
+                opened.stale = stale_hints(before.state, document.positions)
             state = self._read(opened)
         except Exception as error:
             self._say_failure(opened, error)
@@ -269,14 +438,14 @@ class OpenDocuments:
             opened.task = asyncio.ensure_future(self._go_on(opened))
 
     def _read(self, opened: OpenDocument) -> State:
-        """Publish what a text says. Before its graph is read, without what the graph may tell otherwise."""
+        """Publish the findings in a text. Before its graph is read, without those that the graph may change."""
         graph, settings = opened.graph, opened.settings
         problems = (*settings.problems, *(graph.problems if opened.current else ()))
         with self._worker.waiting():
             text = self._text(opened)
         if not opened.current:
             text = unsettled(text)
-        opened.state = state = State(opened.document, text, None, graph.facts, problems, settings.plans)
+        opened.state = state = State(opened.document, text, None, graph.facts, problems, settings.plans, opened.stale)
         self._note_devices(opened, text)
         self.publish(state)
         return state
@@ -302,7 +471,7 @@ class OpenDocuments:
         assert settings.graph is not None
         arguments = (state.text, facts, settings.graph, settings.path, settings.device)
         made = await self._work(opened, lambda: read_graph(*arguments))
-        opened.state = state = evolve(state, graph=made)
+        opened.state = state = evolve(state, graph=made, stale=())
         self.publish(state)
         if made is not None:
             await self._work(opened, made.look)
@@ -376,7 +545,7 @@ class OpenDocuments:
         return stamp_of(path) if other is None else (other.document.uri, other.document.source.text)
 
     def _at(self, path: Path) -> OpenDocument | None:
-        """The open document of a file, whichever way its path is spelled."""
+        """The open document of a file, however its path is spelled."""
         real = os.path.realpath(path)
         return next((each for each in list(self._open.values()) if each.real == real), None)
 

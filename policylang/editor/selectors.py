@@ -11,42 +11,30 @@ from policylang.editor.state import State
 from policylang.editor.statements import backward_counts, denoted, part_lines, picked, selections_of
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
+from policylang.language import syntax
 from policylang.language.globs import PathGlob, path_glob_problem
 from policylang.language.lexer import comment_above
+from policylang.language.names import TRACED_AS
 from policylang.language.operators import PRELUDE_NAME, OperatorTable, group_names, prelude_group, split_operator
-from policylang.language.public_names import TRACED_AS
 from policylang.language.resources import tagged
-from policylang.language.shown import counted, folded_names, format_quantity, joined, listed
-from policylang.language.syntax import (
-    TIMES,
-    BlockSet,
-    Compare,
-    Difference,
-    Intersection,
-    Let,
-    Operator,
-    Reference,
-    Selector,
-    Test,
-    Union,
-    Where,
-    Word,
+from policylang.language.shown import (
+    UNITS,
+    Dimension,
+    counted,
+    folded_names,
+    format_quantity,
+    joined,
+    listed,
+    read_quantity,
 )
-from policylang.language.units import UNITS, Dimension, read
+from policylang.planning.selection import selectors
 from policylang.planning.selection.no_match import nearest_paths_hint, part_counts
-from policylang.planning.selection.selectors import (
-    Selections,
-    chosen_blocks,
-    compile_predicate,
-    operator_matcher,
-    split_target,
-)
 
 _MOST_MODULES = 8
 
 
 def modules_article(state: State, glob: str) -> Article:
-    """The modules that a glob matches, the first ones by name, and how many forward nodes lie in them."""
+    """The modules that a glob matches, the first ones by name, with the number of forward nodes in them."""
     selections = selections_of(state)
     if selections is None or path_glob_problem(glob) is not None:
         return Article()
@@ -63,7 +51,7 @@ def modules_article(state: State, glob: str) -> Article:
 
 
 def modules_of(facts: Facts, glob: str) -> Counter[str]:
-    """The outermost modules that match to how many forward nodes lie in them, in graph order."""
+    """The outermost modules that match to the number of forward nodes in them, in graph order."""
     outermost = cache(PathGlob(glob).outermost)
     found = Counter[str]()
     for path, count in Counter(facts.modules[row] for row in facts.forward).items():
@@ -73,7 +61,7 @@ def modules_of(facts: Facts, glob: str) -> Counter[str]:
     return found
 
 
-def blocks_article(state: State, which: BlockSet, *, outside: bool) -> Article:
+def blocks_article(state: State, which: syntax.BlockSet, *, outside: bool) -> Article:
     """The blocks of the snapshot that a place means."""
     selections = selections_of(state)
     if selections is None:
@@ -81,7 +69,7 @@ def blocks_article(state: State, which: BlockSet, *, outside: bool) -> Article:
     blocks = selections.blocks
     if not blocks.names:
         return Article().say("The graph has no blocks.")
-    holds = chosen_blocks(which, len(blocks.names))
+    holds = selectors.chosen_blocks(which, len(blocks.names))
     chosen = [block for block, is_in in enumerate(holds) if is_in]
     nodes = sum(block >= 0 and holds[block] for block in (blocks.block_of[row] for row in selections.facts.forward))
     of = counted(len(blocks.names), "block")
@@ -94,7 +82,7 @@ def blocks_article(state: State, which: BlockSet, *, outside: bool) -> Article:
 
 def all_blocks_article(state: State) -> Article:
     """The blocks that the model has under the policy."""
-    return blocks_article(state, BlockSet("any"), outside=False)
+    return blocks_article(state, syntax.BlockSet("any"), outside=False)
 
 
 def _named(blocks: BlockTable, chosen: list[int]) -> str:
@@ -110,14 +98,14 @@ _BASE: dict[Dimension, str] = {
 }
 
 
-def test_article(state: State, test: Test, where: Where) -> Article:
+def test_article(state: State, test: syntax.Test, where: syntax.Where) -> Article:
     """The number of nodes before ``where`` that pass the test by itself."""
     if (found := denoted(state, where.selector)) is None:
         return Article()
     selections, rows = found
-    if isinstance(test, Compare) and test.quantity in TIMES and selections.prices is None:
+    if isinstance(test, syntax.Compare) and test.quantity in syntax.TIMES and selections.prices is None:
         return Article().say("Without a device nothing is known of times.")
-    holds = compile_predicate(test, selections)
+    holds = selectors.compile_predicate(test, selections)
     count = sum(map(holds, rows))
     article = Article().say(
         f"{code(test.span.one_line)} holds of {count:,} of the {counted(len(rows), 'forward node')} of "
@@ -128,7 +116,7 @@ def test_article(state: State, test: Test, where: Where) -> Article:
     return article
 
 
-def selector_article(state: State, part: Selector) -> Article:
+def selector_article(state: State, part: syntax.Selector) -> Article:
     """The number of nodes that a part of a selector denotes."""
     if (found := denoted(state, part)) is None:
         return Article()
@@ -142,7 +130,7 @@ def unit_article(unit: str, number: str) -> Article:
     lines = [f"{code(f'1 {unit}' if unit != '%' else '1%')} = {_plain(scale)} {base}"]
     if number and number != "1":
         try:
-            value, _ = read(number, unit)
+            value, _ = read_quantity(number, unit)
         except ValueError:
             return Article().say(*lines)
         lines.append(f"{code(f'{number}{unit}' if unit == '%' else f'{number} {unit}')} = {_plain(value)} {base}")
@@ -172,11 +160,11 @@ _TAGS = {"view": Flag.VIEW, "random": Flag.RANDOM, "compute": Flag.COMPUTE}
 """The manifest's tags of an operator, as flags of a node."""
 
 
-def name_article(state: State, part: Word | Operator | Reference) -> Article:
+def name_article(state: State, part: syntax.Word | syntax.Operator | syntax.Reference) -> Article:
     """Explains a word that selects."""
-    if isinstance(part, Word):
+    if isinstance(part, syntax.Word):
         return _of_word(state, part)
-    if isinstance(part, Operator):
+    if isinstance(part, syntax.Operator):
         return _operator(state, part)
     policy = state.text.loaded.policy
     let = policy.lets.get(part.name) if policy is not None else None
@@ -187,7 +175,7 @@ def name_article(state: State, part: Word | Operator | Reference) -> Article:
     return let_article(state, let, part)
 
 
-def let_article(state: State, let: Let, selector: Selector) -> Article:
+def let_article(state: State, let: syntax.Let, selector: syntax.Selector) -> Article:
     """Explains a ``let``: its text, its comment, and how many nodes it denotes."""
     article = Article().policy(let.span.text)
     own = let.span.source == state.document.source
@@ -204,11 +192,11 @@ def let_article(state: State, let: Let, selector: Selector) -> Article:
     return article
 
 
-def _of_word(state: State, word: Word) -> Article:
-    """Explains a word of a text with errors; its own names come first."""
+def _of_word(state: State, word: syntax.Word) -> Article:
+    """Explains a word of a text with errors; the text's names come first."""
     for placed in reversed(state.text.expansion.statements):
         let = placed.statement
-        if isinstance(let, Let) and let.name == word.text:
+        if isinstance(let, syntax.Let) and let.name == word.text:
             return let_article(state, let, word)
     group = prelude_group(word.text)
     if group is not None:
@@ -220,7 +208,7 @@ def _of_word(state: State, word: Word) -> Article:
 # --- groups ---
 
 
-def _group(state: State, let: Let, selector: Selector) -> Article:
+def _group(state: State, let: syntax.Let, selector: syntax.Selector) -> Article:
     article = (
         Article().say("A group that every policy knows.", with_code(comment_above(let.span))).policy(let.span.text)
     )
@@ -242,7 +230,7 @@ def _by_operator(rows: Sequence[int], facts: Facts) -> list[str]:
 # --- operators ---
 
 
-def _operator(state: State, operator: Operator) -> Article:
+def _operator(state: State, operator: syntax.Operator) -> Article:
     found = denoted(state, operator)
     article = Article().say(*(_from_manifest(operator) if found is None else _on_graph(operator, *found)))
     article.say(_overloads(operator))
@@ -256,9 +244,9 @@ def _operator(state: State, operator: Operator) -> Article:
     return article
 
 
-def _on_graph(operator: Operator, selections: Selections, rows: Sequence[int]) -> Iterator[str]:
+def _on_graph(operator: syntax.Operator, selections: selectors.Selections, rows: Sequence[int]) -> Iterator[str]:
     facts = selections.facts
-    matches = operator_matcher(operator)
+    matches = selectors.operator_matcher(operator)
     backward = sum(count for target, count in backward_counts(facts).items() if matches(target))
     said = f"{code(operator.text)}: {_counted(rows, selections)}"
     yield said + (f"; {counted(backward, 'node')} of the backward." if backward else ".")
@@ -275,7 +263,7 @@ def _on_graph(operator: Operator, selections: Selections, rows: Sequence[int]) -
     yield _work(rows, facts)
 
 
-def _counted(rows: Sequence[int], selections: Selections) -> str:
+def _counted(rows: Sequence[int], selections: selectors.Selections) -> str:
     """``225 nodes of the forward: 7 in each of 32 blocks, 1 outside``."""
     said = f"{counted(len(rows), 'node')} of the forward"
     names, block_of = selections.blocks.names, selections.blocks.block_of
@@ -313,35 +301,35 @@ def _work(rows: Sequence[int], facts: Facts) -> str:
     return f"{format_quantity(flops, 'flops')} in all." if flops else "It multiplies nothing: no FLOPs."
 
 
-def _from_manifest(operator: Operator) -> Iterator[str]:
+def _from_manifest(operator: syntax.Operator) -> Iterator[str]:
     flags = 0
     for target in _known(operator):
-        flags |= sum(bit for tag, bit in _TAGS.items() if ".".join(split_target(target)[:2]) in tagged(tag))
+        flags |= sum(bit for tag, bit in _TAGS.items() if ".".join(selectors.split_target(target)[:2]) in tagged(tag))
     yield _kind(flags)
 
 
-def _overloads(operator: Operator) -> str:
+def _overloads(operator: syntax.Operator) -> str:
     """The overloads of an operator, or the operators that a glob matches, by the bundled manifest."""
     known = _known(operator)
     if not known:
         return "The bundled list of torch's operators has none of that name."
-    names = dict.fromkeys(".".join(split_target(target)[:2]) for target in known)
+    names = dict.fromkeys(".".join(selectors.split_target(target)[:2]) for target in known)
     if len(names) > 1:
-        return f"Of torch's operators it means {listed([code(each) for each in names], _MOST_NAMES)}."
+        return f"Among torch's operators it means {listed([code(each) for each in names], _MOST_NAMES)}."
     return f"Overloads: {listed([code(target) for target in known], _MOST_NAMES)}."
 
 
-def _targets(operator: Operator, facts: Facts | None) -> list[str]:
+def _targets(operator: syntax.Operator, facts: Facts | None) -> list[str]:
     """The full names that it matches in the snapshot, else in the manifest."""
-    matches = operator_matcher(operator)
+    matches = selectors.operator_matcher(operator)
     found = [] if facts is None else [target for target in facts.by_target if matches(target)]
     return found or list(_known(operator))
 
 
 @lru_cache(maxsize=512)
-def _known(operator: Operator) -> tuple[str, ...]:
+def _known(operator: syntax.Operator) -> tuple[str, ...]:
     found = _table().matches(operator.namespace, operator.name, operator.overload)
-    return tuple(filter(operator_matcher(operator), found))
+    return tuple(filter(selectors.operator_matcher(operator), found))
 
 
 @cache
@@ -351,19 +339,19 @@ def _table() -> OperatorTable:
 
 @lru_cache(maxsize=4096)
 def _groups(target: str) -> tuple[str, ...]:
-    """The groups into which the name alone puts an operator."""
+    """The groups that contain an operator by its name alone."""
     lets = (prelude_group(name) for name in group_names())
     return tuple(let.name for let in lets if let is not None and _names(let.selector, target))
 
 
-def _names(selector: Selector, target: str) -> bool:
-    if isinstance(selector, Operator):
-        return operator_matcher(selector)(target)
-    if isinstance(selector, Union):
+def _names(selector: syntax.Selector, target: str) -> bool:
+    if isinstance(selector, syntax.Operator):
+        return selectors.operator_matcher(selector)(target)
+    if isinstance(selector, syntax.Union):
         return any(_names(part, target) for part in selector.parts)
-    if isinstance(selector, Difference):
+    if isinstance(selector, syntax.Difference):
         return _names(selector.left, target) and not _names(selector.right, target)
-    if isinstance(selector, Intersection):
+    if isinstance(selector, syntax.Intersection):
         return _names(selector.left, target) and _names(selector.right, target)
     return False
 

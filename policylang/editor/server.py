@@ -1,8 +1,8 @@
 """The language server: the protocol's requests, each handed to a feature with the state of its document.
 
-Text is sent whole with each change: pygls applies partial changes by Python's line ends, of which there are more than
-the protocol's. A request is answered for the text that it was asked about, with the plan of that text, or not at all:
-where the text changes in between, the client is told so and asks again.
+Text is sent whole with each change: pygls applies partial changes by Python's line ends, which are not only the
+protocol's. A request is answered for the text that it was asked about, with the plan of that text, or not at all: if
+the text changes in between, the client gets that error and asks again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from policylang.editor.actions import (
     nodes_of_rule,
     page_of,
 )
-from policylang.editor.client import PolicyServer
 from policylang.editor.completion import TRIGGERS, completion, uri_of_item, with_documentation
 from policylang.editor.hover import hints, hover
 from policylang.editor.navigation import definition, formatted, highlights, references, symbols
+from policylang.editor.open_documents import PolicyServer
 from policylang.editor.state import State, changed_text
 from policylang.editor.workspace import SETTINGS, path_of
 from policylang.language.cancellation import Cancelled
@@ -140,8 +140,7 @@ def _register_answers(server: PolicyServer) -> None:
         return hints(state, *_offsets(state, params.range), markdown=server.markdown)
 
     @server.feature(
-        types.TEXT_DOCUMENT_COMPLETION,
-        types.CompletionOptions(trigger_characters=TRIGGERS, resolve_provider=True),
+        types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=TRIGGERS, resolve_provider=True)
     )
     def completed(params: types.CompletionParams) -> types.CompletionList:
         trigger = None if params.context is None else params.context.trigger_character
@@ -234,12 +233,10 @@ def _register_commands(server: PolicyServer) -> None:
 
 
 def serve() -> int:
-    """Serve one client over standard input and output until it ends the connection; returns the exit code.
-
-    Whatever prints meanwhile, torch's warnings and libraries written in C among it, prints to the standard error.
-    """
+    """Serve one client over standard input and output until it ends the connection; returns the exit code. Whatever
+    prints meanwhile, torch's warnings and libraries written in C among it, prints to the standard error."""
     sys.setswitchinterval(_SWITCH)
-    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # the server itself tells what goes wrong
+    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # the server itself reports failures
     sys.stdout.flush()
     taken, given = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import assert_never, get_args
 
-from policylang.audit.summary import rewrite_reports
+from policylang.audit.outcome import rewrite_reports
 from policylang.editor.article import (
     Article,
     amounts_text,
@@ -28,7 +28,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Source
 from policylang.language.resources import installed_version
 from policylang.language.shown import (
-    Measured,
+    Dimension,
     counted,
     file_name,
     first_lines,
@@ -47,7 +47,7 @@ from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_outcome import Why
 from policylang.report.layout import bytes_text, exposed_text, plan_times_text, recomputed_text
-from policylang.report.order_text import left_texts, proof_texts, said_of
+from policylang.report.plan_text import left_texts, proof_texts, said_of
 from policylang.report.report_text import rewrite_lines
 
 
@@ -60,7 +60,7 @@ def selections_of(state: State) -> Selections | None:
 
 
 def denoted(state: State, selector: Selector) -> tuple[Selections, list[int]] | None:
-    """The rows of a selector; None where none can be asked, and for one with words that nobody has looked up."""
+    """The nodes of a selector; None if no graph can be asked, and for one with unresolved words."""
     selections = selections_of(state)
     try:
         return None if selections is None else (selections, selections.rows(selector))
@@ -102,7 +102,7 @@ def _blocks_and_chains(facts: Facts) -> tuple[BlockTable, Chains]:
 
 _MOST_NAMES = 4
 _MOST_LINES = 12
-_SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be told yet"}
+_SAID = {"held": "holds", "failed": "does not hold", "deferred": "cannot be checked yet"}
 _MOST_GROUPS = 6
 
 
@@ -154,7 +154,7 @@ def taken_over(plan: Plan, outcome: RuleOutcome) -> Iterator[str]:
         rule = plan.policy.rules[other]
         own = rule.span.source == outcome.rule.span.source
         place = f"line {rule.span.line}" if own else file_name(rule.source)
-        yield f"{count:,} taken over by {place}: {code(rule.text)}"
+        yield f"{count:,} overridden by {place}: {code(rule.text)}"
     if outcome.kept_by_user:
         yield f"{outcome.kept_by_user:,} kept the tag of the user's own checkpoint"
 
@@ -169,7 +169,7 @@ def _amounts(graph: GraphState, index: int) -> Iterator[str]:
             yield "The backward needs none of what it decides."
         return
     shares = outcome.rule.source in graph.index.shared_lines
-    of = "What the rules of this line decide, and the backward needs" if shares else "Of what it decides"
+    of = "Decided by this line and needed by the backward" if shares else "Decided and needed by the backward"
     yield f"{of}: {amounts_text(found.amounts)}."
     if len(found.groups) > 1 or found.groups[0].times > 1:
         said = [_in_blocks(each) for each in found.groups[:_MOST_GROUPS]]
@@ -187,7 +187,7 @@ def worth_text(graph: GraphState, index: int) -> Iterator[str]:
     outcome = graph.plan.rules[index]
     if not graph.knows("worth"):
         if outcome.decided:
-            yield "What it is worth is still being worked out."
+            yield "Its worth is still being computed."
         return
     worth = worth_of(graph, index)
     if worth is None:
@@ -206,7 +206,7 @@ def worth_text(graph: GraphState, index: int) -> Iterator[str]:
     yield f"Compared with the policy without it: {', '.join(said)}. It {worth.verdict}{at}."
 
 
-def _or_none(amount: float, dimension: Measured) -> str:
+def _or_none(amount: float, dimension: Dimension) -> str:
     return signed(amount, dimension) or "0"
 
 
@@ -386,7 +386,7 @@ _KINDS: dict[type, str] = {
 
 
 def _kinds(state: State, include: syntax.Include) -> list[str]:
-    """``2 names``, ``1 rule``: the statements that an include of the document puts in its place."""
+    """``2 names``, ``1 rule``: the statements that an include of the document is replaced by."""
     brought = (each.statement for each in state.text.expansion.statements if each.include == include.span)
     found = Counter(_KINDS.get(type(each), "other statement") for each in brought)
     return [counted(count, kind) for kind, count in found.items()]
@@ -471,14 +471,14 @@ def line_of(graph: GraphState, statement: Statement) -> tuple[Communication, Lin
 
 
 def _scheduling(graph: GraphState, found: Communication, line: LineInOrder) -> Article:
-    """As ``policylang explain --rule`` says it."""
+    """As ``policylang explain --rule`` prints it."""
     article = Article().say(f"It {said_of(line)}.", exposed_of(found, line))
     article.items(with_code(each) for each in (*proof_texts(line), *left_texts(line)))
     for what, names in (("picks", line.matched), ("moves", line.moved)):
         if names:
             article.say(f"It {what} {listed([code(name) for name in names[:_MOST_NAMES]], _MOST_NAMES, len(names))}.")
     if not graph.knows("order") and found.device is not None:
-        article.say("What it is worth is still being worked out.")
+        article.say("Its worth is still being computed.")
     return article
 
 

@@ -50,7 +50,7 @@ class EditorSettings:
 
 @define(eq=False)
 class Workspace:
-    """The folders that are open in an editor, and what it says of them. Nothing here raises for a wrong setting."""
+    """The folders that are open in an editor, and their settings. Nothing here raises for a wrong setting."""
 
     folders: dict[str, Path] = field(factory=dict)
     """Paths by their addresses, in the order of the editor."""
@@ -104,7 +104,7 @@ class Workspace:
         return self.pushed if found is None else found
 
     def _project(self, folder: Path) -> tuple[ProjectSettings, tuple[Diagnostic, ...]]:
-        """Read again where one of the files that may say something has changed."""
+        """Read anew if one of the files that may set something has changed."""
         there = folder.absolute()
         stamps = tuple(stamp_of(each / "pyproject.toml") for each in (there, *there.parents))
         if there not in self._projects or self._projects[there][0] != stamps:

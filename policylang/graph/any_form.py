@@ -19,9 +19,8 @@ _NO_TORCH = "a recorded graph is read with torch; `policylang import` makes a sn
 
 
 def read_any(path: str | os.PathLike[str]) -> Facts:
-    """The facts of a graph file. Torch is imported for a recorded graph alone, which says operators and shapes and
-    leaves to torch what they cost. Raises ``PolicyGraphError`` for a file that cannot be read or that is none of the
-    three."""
+    """The facts of a graph file. Torch is imported only for a recorded graph, which names operators and shapes; torch
+    knows their costs. Raises ``PolicyGraphError`` for a file that cannot be read or that is none of the three."""
     if not os.path.isfile(path):  # a pipe is read once
         return snapshot.load(path)
     try:

@@ -18,15 +18,15 @@ LEAST = 8
 UNEVEN = 3
 """By how much one distance between anchors may be larger than another."""
 ALIKE = 0.75
-"""The share of nodes that two layers in a row have in common at least."""
+"""The least share of nodes that two adjacent layers have in common."""
 MOST_TRIED = 4
 """Operators of each number of calls that are tried as anchors, and layers that the outermost ones are compared with."""
 SLACK = 12
-"""Nodes in a row that one layer may have and another not."""
+"""The most adjacent nodes that one layer may have and another not."""
 AGAIN = 4
-"""Nodes in a row that have to be alike for two layers to be in step again."""
+"""The adjacent nodes that must agree before two layers are in step after a difference."""
 _SKIPS = [(skipped, both - skipped) for both in range(SLACK + 1) for skipped in range(both + 1)]
-"""How many nodes to pass over on either side, few first."""
+"""Numbers of nodes to skip in each of two layers, few first."""
 
 
 def has_no_modules(facts: Facts) -> bool:
@@ -36,13 +36,13 @@ def has_no_modules(facts: Facts) -> bool:
 
 
 def repeated_stretches(facts: Facts) -> tuple[Sequence[int], int]:
-    """Row to the number of its stretch, -1 outside all, in the order of the graph; and how many there are, 0 where
-    nothing repeats. Near linear in nodes.
+    """Node to the number of its stretch in graph order, -1 outside all; and the number of stretches, 0 if nothing
+    repeats. Near linear in nodes.
 
     A graph without module paths still has its layers: the same operators on the same shapes over the same groups. An
-    operator that comes once in each, an anchor, finds them: from one anchor to the next much the same is done. Single
-    nodes of some layers may differ. Where layers begin and end shows at the outermost ones: the nodes before a
-    forward's first layer, and after a backward's last one, are unlike those between layers.
+    operator called once per layer, an anchor, finds them: anchors are followed by nearly the same operators. Single
+    nodes of some layers may differ. The outermost layers show where layers begin and end: the nodes before a forward's
+    first layer, and after a backward's last one, differ from those between layers.
     """
     block_of = array("i", [-1]) * len(facts)
     rows = [row for row, op in enumerate(facts.ops) if op == "call_function"]
@@ -54,7 +54,7 @@ def repeated_stretches(facts: Facts) -> tuple[Sequence[int], int]:
 
 
 def _stretches(facts: Facts, rows: Sequence[int]) -> list[tuple[int, int]]:
-    """From where to where each goes, as places among the rows."""
+    """The bounds of each stretch, as indices into ``rows``."""
     numbers: dict[object, int] = {}  # by operator, result and group
     kinds = ((facts.targets[row], facts.shapes[row], facts.dtypes[row], facts.group_names[row]) for row in rows)
     words = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
@@ -70,8 +70,8 @@ def _stretches(facts: Facts, rows: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _anchors(facts: Facts, rows: Sequence[int], words: Sequence[int]) -> list[int]:
-    """The places of an operator that comes once in each layer: a product rather than another one, which may stand
-    beside the layers as well, as a last norm does; of several the one with the most calls, and the first."""
+    """The places of an operator called once per layer. Products are preferred, since others (a last norm) may also be
+    called outside the layers; then the operator with the most calls, then the first."""
     places: dict[int, list[int]] = {}
     for place, word in enumerate(words):
         places.setdefault(word, []).append(place)
@@ -98,7 +98,7 @@ def _repeat(words: Sequence[int], anchors: Sequence[int]) -> bool:
 def _bounded(words: Sequence[int], anchors: Sequence[int]) -> list[tuple[int, int]]:
     """From where to where each layer of a forward goes: all begin with what the first one begins with."""
     tried = range(1, min(len(anchors), MOST_TRIED + 1))
-    # Compared with the layer that goes along with the first one for longest on the way back from its anchor.
+    # Compared with the layer that agrees with the first one for longest, backwards from its anchor.
     model = max(tried, key=lambda at: _in_step(words, anchors[0], anchors[at], -1, anchors[at] - anchors[at - 1] - 1))
     ahead = anchors[model] - anchors[model - 1] - 1
     ahead = _in_step(words, anchors[0], anchors[model], -1, ahead)[0]
@@ -110,8 +110,8 @@ def _bounded(words: Sequence[int], anchors: Sequence[int]) -> list[tuple[int, in
 
 
 def _in_step(words: Sequence[int], here: int, there: int, step: int, most: int) -> tuple[int, int]:
-    """How far the nodes before (step -1) or after two anchors are the same: those from ``there``, ``most`` at
-    most, and those from ``here``. What only one of them has is passed over."""
+    """How far the nodes before (step -1) or after two anchors are the same: those from ``there``, ``most`` at most, and
+    those from ``here``. Nodes that only one of them has are skipped."""
     one = other = 0
     while one < most:
         for skipped, extra in _SKIPS:
@@ -125,7 +125,7 @@ def _in_step(words: Sequence[int], here: int, there: int, step: int, most: int) 
 
 
 def _agree(words: Sequence[int], here: int, there: int, step: int, passed: int) -> bool:
-    """The nodes from two places on are the same: one, or, where some were passed over, several in a row."""
+    """The nodes from two places on are the same: one node, or several after a skip."""
     for ahead in range(0, step * (AGAIN if passed else 1), step):
         one, other = here + ahead, there + ahead
         if min(one, other) < 0 or max(one, other) >= len(words) or words[one] != words[other]:
@@ -150,21 +150,21 @@ class BlockTable:
     them, the last one first, which is the order of its forward."""
 
     block_of: Sequence[int]
-    """Row to block number, -1 outside every block."""
+    """Node to block number, -1 outside every block."""
     names: tuple[str, ...]
-    """The module path of each block; of an activation-checkpoint region, ``region 3``; of a graph that says nothing of
-    modules, ``repeated stretch 3``."""
+    """The module path of each block; of an activation-checkpoint region, ``region 3``; of a graph without module paths,
+    ``repeated stretch 3``."""
     alone: int | None = None
-    """The number of the block that the whole graph is, where a model's blocks are graphs of their own."""
+    """The number of the block that the whole graph is, if each block is compiled as a graph."""
 
 
 def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
     """The blocks of a graph.
 
     With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has any,
-    else the numbered children of the largest ``ModuleList``; a backward alone says nothing of its regions. A node
-    without a module path of its own is where its producer is. In a forward or backward graph that carries neither
-    module paths nor regions, the stretches of operators that repeat are the blocks, whatever a matcher asks for
+    else the numbered children of the largest ``ModuleList``; a backward alone does not carry its regions. A node
+    without a module path is in its producer's block. In a forward or backward graph that carries neither module paths
+    nor regions, the stretches of operators that repeat are the blocks, whatever a matcher asks for
     (:mod:`policylang.graph.blocks`)."""
     if has_no_modules(facts):
         block_of, count = repeated_stretches(facts)
@@ -185,7 +185,7 @@ def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
 
 
 def is_one_block(blocks: BlockTable, facts: Facts) -> bool:
-    """A graph is one block and nothing else, as that of a block compiled on its own."""
+    """The graph is one block and nothing else, as when each block is compiled alone."""
     return len(blocks.names) == 1 and all(blocks.block_of[facts.owners[row]] == 0 for row in facts.forward)
 
 
@@ -199,14 +199,14 @@ def _by_module(facts: Facts, block_name: Callable[[str], str | None]) -> BlockTa
         name = block_name(path) if path else None
         return OUTSIDE if name is None else numbers.setdefault(name, len(numbers))
 
-    # Forward rows first: a block is numbered by its first forward node.
+    # Forward nodes first: a block is numbered by its first forward node.
     for rows in (facts.forward, range(len(facts))):
         for row in rows:
             block_of[row] = number_of(modules[row] or modules[owners[row]])
     names = tuple(numbers)
     if facts.kind is not GraphKind.BACKWARD:
         return BlockTable(block_of, names)
-    order = dict.fromkeys(block for block in reversed(block_of) if block != OUTSIDE)  # by their last rows, from the end
+    order = dict.fromkeys(block for block in reversed(block_of) if block != OUTSIDE)  # from the end, by last node
     number = {block: at for at, block in enumerate(order)}
     renumbered = array("i", (number.get(block, OUTSIDE) for block in block_of))
     return BlockTable(renumbered, tuple(names[block] for block in order))
@@ -225,8 +225,8 @@ def _by_region(facts: Facts) -> BlockTable:
 
 def _largest_list(facts: Facts) -> tuple[str, ...] | None:
     """The path whose numbered children hold the most forward nodes; of a backward alone, the most nodes. The most
-    nodes, not the most children: the experts of one layer may outnumber the layers. Lists of one child give way to any
-    list of two; between lists that hold the same nodes the outer one is meant."""
+    nodes, not the most children: the experts of one layer may outnumber the layers. A list of two children or more is
+    preferred to a list of one; of two lists with the same nodes, the outer one."""
     nodes: dict[tuple[str, ...], int] = {}
     children: dict[tuple[str, ...], set[str]] = {}
     rows = range(len(facts)) if facts.kind is GraphKind.BACKWARD else facts.forward

@@ -6,7 +6,7 @@ on the line of ``x``. The fan-out with which FSDP undoes a shard of another dime
 ``split → getitem* → cat``, is on the line too, its nodes one after the other.
 
 Every node has thus at most one next and one previous node, lines that meet stay together, and each walk may stop at
-the first node that has been visited: all answers for all rows together cost one pass.
+the first node that has been visited: all answers for all nodes together cost one pass.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ class Chains:
         self.facts = facts
 
     def after(self, rows: Iterable[int]) -> list[int]:
-        """The rows that follow any of the rows on its line, in graph order; a row itself only if it follows another."""
+        """The nodes that follow any of the nodes on its line, in graph order; a node itself only if it follows
+        another."""
         return self._walk(rows, self.next)
 
     def before(self, rows: Iterable[int]) -> list[int]:
-        """The rows that precede any of the rows on its line, without the graph input, in graph order."""
+        """The nodes that precede any of the nodes on its line, without the graph input, in graph order."""
         return self._walk(rows, self.previous)
 
     def after_marker(self, rows: Iterable[int], markers: Iterable[int]) -> list[int]:
-        """``S chain after T``: of the line from each row (itself included), what follows the first marker on it."""
+        """``S chain after T``: of the line from each node (itself included), what follows the first marker on it."""
         first = self._first_marker(markers)
         return self.after({first[row]: None for row in rows if first[row] != _NOWHERE})
 
     def before_marker(self, rows: Iterable[int], markers: Iterable[int]) -> list[int]:
-        """``S chain before T``: of the line from each row (itself included), what precedes the first marker on it."""
+        """``S chain before T``: of the line from each node (itself included), what precedes the first marker on it."""
         first, following = self._first_marker(markers), self.next
         seen = bytearray(len(self.facts))
         for row in rows:
@@ -68,17 +69,17 @@ class Chains:
 
     @cached_property
     def from_parameter_mask(self) -> bytearray:
-        """The rows whose only ancestors are one parameter, through single-input nodes, one byte each."""
+        """The nodes whose only ancestors are one parameter, through single-input nodes, one byte each."""
         return self.made_of(InputKind.PARAMETER)
 
     def made_of(self, kind: InputKind) -> bytearray:
-        """The rows whose origin is an input of this kind, one byte each."""
+        """The nodes whose origin is an input of this kind, one byte each."""
         kinds = self.facts.input_kinds
         return bytearray(origin != _NOWHERE and kinds[origin] == kind for origin in self.origins)
 
     @cached_property
     def gathered_mask(self) -> bytearray:
-        """The rows with an origin that are all-gathers or come after one, across forks too."""
+        """The nodes with an origin that are all-gathers or descend from one, across forks too."""
         mask = bytearray(len(self.facts))
         for row in self.facts.forward:
             if self.origins[row] != _NOWHERE:
@@ -87,8 +88,8 @@ class Chains:
 
     @cached_property
     def first(self) -> array[int]:
-        """Row to the first on its line. A line ends where its last node has other readers, or its reader other inputs:
-        each forward row is on one line. Of other rows, themselves."""
+        """Node to the first on its line. A line ends where its last node has other readers, or its reader other inputs:
+        each forward node is on one line. Of other nodes, themselves."""
         following = self.next
         first = array("i", range(len(self.facts)))
         for row in self.facts.forward:
@@ -98,7 +99,7 @@ class Chains:
 
     @cached_property
     def next(self) -> array[int]:
-        """Row to the next on its line, -1 where the line ends."""
+        """Node to the next on its line, -1 where the line ends."""
         facts = self.facts
         users, mask = facts.users, facts.forward_mask
         following = array("i", [_NOWHERE]) * len(facts)
@@ -113,7 +114,7 @@ class Chains:
 
     @cached_property
     def previous(self) -> array[int]:
-        """Row to the one before it on its line, -1 where the line begins."""
+        """Node to the one before it on its line, -1 where the line begins."""
         mask, preceding = self.facts.forward_mask, array("i", [_NOWHERE]) * len(self.facts)
         for row in self.facts.forward:
             only = self._only_input(row)
@@ -150,7 +151,7 @@ class Chains:
         return [other for other in self.facts.inputs[row] if not flags[other] & _SYMBOLIC]
 
     def _source(self, row: int) -> int:
-        """The node that a row is made of alone: of a fan-out's ``cat`` the ``split``."""
+        """The node that a node is made of alone: of a fan-out's ``cat`` the ``split``."""
         return self._joins[row] if row in self._joins else self._only_input(row)
 
     def _only_input(self, row: int) -> int:
@@ -161,8 +162,8 @@ class Chains:
         return found[0] if len(found) == 1 else _NOWHERE
 
     def _first_marker(self, markers: Iterable[int]) -> array[int]:
-        """Row to the first marker on the line from it, itself included; -1 where there is none. Data flows along graph
-        order, so a pass from the back has the answer for the next row before it is needed."""
+        """Node to the first marker on the line from it, itself included; -1 where there is none. Data flows along graph
+        order, so a pass from the back has the answer for the next node before it is needed."""
         following = self.next
         first = array("i", [_NOWHERE]) * len(self.facts)
         marked = mask_of(markers, len(self.facts))

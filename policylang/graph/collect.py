@@ -26,16 +26,18 @@ from policylang.graph.facts import (
     read_by_backward,
     users_of,
 )
-from policylang.graph.inputs import ModulePaths, input_columns, raw_path
 from policylang.graph.memory import memory_of, mutated_reads
 from policylang.graph.phases import (
+    ModulePaths,
     PhaseMarks,
     check_kind,
     check_operators,
+    input_columns,
     is_seed,
     is_tangent,
     kind_of,
     phases_of,
+    raw_path,
     said_phase,
 )
 from policylang.operators import calls
@@ -169,7 +171,7 @@ def _group_columns(
 
 def _meshes_of(groups: Mapping[str, Group], given: Any) -> tuple[Mesh, ...]:
     """The mesh that was given, or else those along one dimension of which the graph has a group, in a fixed order. A
-    rank's graph names its own groups; which ranks the others' have follows from the mesh, which no graph holds."""
+    rank's graph names only this rank's groups; the groups of other ranks follow from the mesh, which no graph holds."""
     if not groups:
         return ()
     layouts = map(distributed.mesh_layout, distributed.known_meshes() if given is None else [given])
@@ -218,7 +220,7 @@ def collect(
             each of these runs writes.
 
     Raises:
-        PolicyGraphError: APL340 where nothing says which nodes are backward, APL341 where the graph calls modules or
+        PolicyGraphError: APL340 if nothing marks the backward nodes, APL341 where the graph calls modules or
             methods.
     """
     nodes = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
@@ -314,7 +316,7 @@ class _Collector:
         return evolve(facts, lost_records=lost) if lost else facts
 
     def _outputs(self) -> tuple[list[int | None], list[Any]]:
-        """The row and the descriptor of each value that the graph returns."""
+        """The node and the descriptor of each value that the graph returns."""
         if not self.nodes or (last := self.nodes[-1]).op != "output":
             return [], []
         rows = [self.row_of[leaf] if isinstance(leaf, fx.Node) else None for leaf in _leaves(last.args[0])]
@@ -337,7 +339,7 @@ class _Collector:
         )
 
     def _owners(self, inputs: Sequence[tuple[int, ...]]) -> tuple[array[int], array[int]]:
-        """The producer of each row, and the row whose memory its value uses."""
+        """The producer of each node, and the node whose memory its value uses."""
         owners = array("i", range(len(inputs)))
         roots = array("i", range(len(inputs)))
         nodes, operators, row_of = self.nodes, self.operators, self.row_of
@@ -413,7 +415,7 @@ class _Collector:
                 flags[row] |= Flag.WRITES if row in memory.written else Flag.WRITES | Flag.REPEATABLE
             if row in memory.unstable:
                 flags[row] |= Flag.READS_MUTATED
-        for row, owner in enumerate(owners):  # an owner comes before what it owns
+        for row, owner in enumerate(owners):  # a producer comes before its followers
             owners[row] = owners[owner]
 
 

@@ -1,9 +1,9 @@
-"""The facts of a graph: one row a node, in graph order, as plain columns that need no torch to read.
+"""The facts of a graph: one row per node, in graph order, as plain columns that need no torch to read.
 
 Filled in one linear pass over an FX graph by :mod:`policylang.graph.collect`, or from a snapshot file. Rows are
-numbered from 0 in graph order, and every column is indexed by that number. Columns rather than one object a node: a
+numbered from 0 in graph order, and every column is indexed by that number. Columns rather than one object per node: a
 graph of a million nodes has to fit beside the graph itself. A set of nodes is a sorted list of rows, which shares the
-``int`` objects of the facts, or a mask of one byte a row, by which membership is tested.
+``int`` objects of the facts, or a mask of one byte per node, which tests membership.
 """
 
 from __future__ import annotations
@@ -19,11 +19,82 @@ from typing import Annotated, Any, get_type_hints
 
 from attrs import evolve, field, frozen
 
-from policylang.operators.names import GETITEM, VIEWS_UNSAID, Category
+from policylang.operators.names import GETITEM, OFFLOAD, RELOAD, VIEWS_UNSAID, Category
+
+
+class StepKind(IntEnum):
+    FIRST_RUN = 0
+    """A node runs. The run of a collective is its start; its wait is the run of the ``wait_tensor`` that reads it."""
+    SECOND_RUN = 1
+    """A forward node is recomputed for a backward region."""
+    COPY_TO_HOST = 2
+    """A copy of a value to the host starts."""
+    WAIT_TO_HOST = 3
+    """The copy is awaited; from here on the device does not hold the value."""
+    COPY_FROM_HOST = 4
+    """A copy back starts, for a backward region; from here on the device has memory for it."""
+    WAIT_FROM_HOST = 5
+    """The copy back is awaited; what follows in the region reads it."""
+
+
+STARTS = {OFFLOAD: StepKind.COPY_TO_HOST, RELOAD: StepKind.COPY_FROM_HOST}
+"""The operators that move a value away, or bring it back, and their steps."""
+LEAVES = (StepKind.COPY_TO_HOST,)
+"""The steps that replace a value by something else."""
+
+ScheduleStep = tuple[int, int, int]
+"""Kind, node and region."""
+
+
+@frozen
+class Schedule:
+    """One entry a step, in the order of execution. Only operators are steps: inputs, constants and the output are not.
+    A *region* is a run of backward steps that no forward step interrupts. They are numbered from 1; 0 is the
+    forward."""
+
+    kinds: bytes = field(repr=False)
+    rows: array[int] = field(repr=False)
+    regions: array[int] = field(repr=False)
+    held: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    """Nodes whose values a checkpoint holds, and the step up to which it does."""
+
+    @classmethod
+    def of(cls, steps: Iterable[ScheduleStep], held: Iterable[tuple[int, int]] = ()) -> Schedule:
+        kinds, rows, regions = tuple(zip(*steps, strict=True)) or ((), (), ())
+        return cls(bytes(kinds), array("i", rows), array("i", regions), tuple(held))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[ScheduleStep]:
+        return zip(self.kinds, self.rows, self.regions, strict=True)
+
+    def rows_of(self, kind: StepKind) -> list[int]:
+        """The nodes of the steps of one kind, in order; a node recomputed for two regions is there twice."""
+        return [row for found, row in zip(self.kinds, self.rows, strict=True) if found == kind]
+
+    @property
+    def moved(self) -> dict[int, StepKind]:
+        """The nodes whose value is replaced until the backward, in order, and the step that replaces it."""
+        return {row: StepKind(kind) for kind, row, _ in self if kind in LEAVES}
+
+    def next_first_runs(self) -> list[int]:
+        """For each step the node of the first run that comes next, itself included: a recomputation is before that
+        run and for it. -1 where none comes."""
+        found, coming = [-1] * len(self), -1
+        for step in range(len(self) - 1, -1, -1):
+            if self.kinds[step] == StepKind.FIRST_RUN:
+                coming = self.rows[step]
+            found[step] = coming
+        return found
+
+    def names(self, facts: Facts) -> list[tuple[StepKind, str, int]]:
+        """The steps in the words of a graph: kind, node, region."""
+        return [(StepKind(kind), facts.names[row], region) for kind, row, region in self]
 
 
 def mask_of(rows: Iterable[int], length: int) -> bytearray:
-    """One byte a row of the graph, 1 for the members."""
+    """One byte per node of the graph, 1 for the members."""
     mask = bytearray(length)
     for row in rows:
         mask[row] = 1
@@ -31,7 +102,7 @@ def mask_of(rows: Iterable[int], length: int) -> bytearray:
 
 
 def members(mask: bytearray, universe: Sequence[int]) -> list[int]:
-    """The rows of ``universe`` that the mask holds, in its order."""
+    """The nodes of ``universe`` that the mask holds, in its order."""
     return [row for row in universe if mask[row]]
 
 
@@ -92,9 +163,9 @@ class Flag(Category):
     RECORDED_SAVED = 512
     """An earlier partition saved it (see ``policies/replay.apl``)."""
     FORWARD_OUTPUT = 2048
-    """The forward returns it to the caller: it lives on whatever a policy says."""
+    """The forward returns it to the caller: it stays alive whatever the policy decides."""
     DATA_DEPENDENT = 8192
-    """It is a collective whose sizes come from data: ranks agree about them only as long as the data does."""
+    """A collective whose sizes come from data: ranks agree on them only if their data does."""
     REPEATABLE = 4096
     """Its writes, in a flat graph, do not prevent recomputation: they go to memory of the forward's own that is
     recomputed with it, or to running statistics that a recomputation leaves out."""
@@ -136,7 +207,7 @@ class Mesh:
 
 @frozen
 class Ref:
-    """An argument that is a node, by its row in the facts."""
+    """An argument that is a node, by its node in the facts."""
 
     row: int
 
@@ -152,7 +223,7 @@ class LostMarker:
 
 
 class Derivation(Enum):
-    """How a row of a rewritten graph comes from a row of the graph before."""
+    """How a node of a rewritten graph derives from a node of the earlier graph."""
 
     SAME = "same"
     NEW = "new"
@@ -182,14 +253,15 @@ class Column:
     """A column describes itself to rewriting, snapshots, graphs made by hand and tests of edited graphs."""
 
     check: Check
-    """True of the values that it can have: planning relies on facts, and a file may say anything."""
+    """True for valid values: planning relies on facts, and a file may hold anything."""
     blank: Any = None
-    """The value of a node of which nothing is said."""
+    """The value of a node for which none is given."""
     blank_for: frozenset[Derivation] = field(default=frozenset(), converter=frozenset)
-    """The nodes of a rewritten graph that are blank; the others have the value of the node that they come from."""
+    """The nodes of a rewritten graph that are blank; the others copy the value of their source node."""
     stored: Stored = Stored.VALUES
     later: bool = False
-    """A snapshot may lack it: it is empty then, and a test that needs it is refused by name."""
+    """A snapshot may lack it: the column is then empty, and a test that needs it is refused with an error that names
+    it."""
 
 
 @frozen
@@ -247,10 +319,11 @@ _is_lost_marker = _record(LostMarker, name=_is_text, reason=_is_text)
 
 @frozen(eq=False, slots=False)
 class Facts:
-    """The facts that planning uses of a graph: one row a node in graph order, as columns indexed by the row's number.
+    """The facts that planning uses of a graph: one row per node in graph order, as columns indexed by row number. Sizes
+    are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator."""
 
-    Sizes are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator.
-    """
+    def __repr__(self) -> str:
+        return f"<policylang.Facts: {self.kind.value} graph of {len(self.names):,} nodes, torch {self.torch_version}>"
 
     kind: Annotated[GraphKind, OfGraph(_one_of(GraphKind, GraphKind))]
     """Joint, flat, or the forward or backward graph of a partition."""
@@ -280,7 +353,7 @@ class Facts:
     """The shape of a single tensor; None for tuples and symbolic values."""
     strides: Annotated[Sequence[tuple[int, ...] | None], Column(_or_none(_is_sizes))]
     """The strides of a single tensor, in elements; None where there is none, where its layout has no strides, or where
-    sizes or strides are symbolic: what needs them to be numbers that hold in every run then knows that they are not."""
+    sizes or strides are symbolic and so not the same in every run."""
     dtypes: Annotated[Sequence[str], Column(_is_text, blank="")]
     """``bfloat16``; empty where there is no single tensor."""
     devices: Annotated[Sequence[str], Column(_is_text, blank="")]
@@ -293,9 +366,9 @@ class Facts:
     """The distinct nodes that read it, in graph order."""
     owners: Annotated[Sequence[int], Column(_is_whole, stored=Stored.ROW)]
     """The producer whose decision a node shares: of a ``getitem`` the multi-output operator, of a ``wait_tensor`` the
-    collective, of every other node itself. Followed to the end: a producer is its own."""
+    collective, of every other node itself. Transitively closed: a producer's producer is itself."""
     input_kinds: Annotated[Sequence[int], Column(_one_of(int, map(int, InputKind)), blank=0, blank_for={_NEW})]
-    """An :class:`InputKind` each: parameter, buffer, what the user hands in, tangent."""
+    """An :class:`InputKind` each: parameter, buffer, the user's, tangent."""
     input_names: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW})]
     """The dotted name of a parameter or buffer among the graph inputs, where it is known; else empty."""
     arguments: Annotated[Sequence[tuple[Any, ...]], Column(_is(tuple), blank=(), stored=Stored.ARGUMENTS)]
@@ -305,7 +378,7 @@ class Facts:
     """The process group of a collective; empty otherwise."""
     groups: Annotated[dict[str, Group], OfGraph(_is_groups)] = field(factory=dict)
     meshes: Annotated[tuple[Mesh, ...], OfGraph(_tuple_of(_is_mesh))] = ()
-    """Where known, the meshes that the graph's groups belong to."""
+    """The meshes that the graph's groups belong to, if known."""
     rank: Annotated[int | None, OfGraph(_or_none(_is_amount))] = None
     """The global rank whose graph it is, where torch.distributed knows one: slices of gathered values go by it."""
     torch_version: Annotated[str, OfGraph(_is_text)] = ""
@@ -325,23 +398,23 @@ class Facts:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Row by node name."""
+        """Node by node name."""
         return {name: row for row, name in enumerate(self.names)}
 
     @cached_property
     def forward(self) -> list[int]:
-        """The rows that rules range over: every forward ``call_function`` node, in graph order."""
+        """The nodes that rules range over: every forward ``call_function`` node, in graph order."""
         phases, ops = self.phases, self.ops
         return [row for row in range(len(self)) if phases[row] == Phase.FORWARD and ops[row] == "call_function"]
 
     @cached_property
     def forward_mask(self) -> bytearray:
-        """One byte a row, 1 for the rows of :attr:`forward`: membership without hashing."""
+        """One byte per node, 1 for those of :attr:`forward`: membership without hashing."""
         return mask_of(self.forward, len(self))
 
     @cached_property
     def by_target(self) -> dict[str, list[int]]:
-        """Operator in full to the forward rows that call it: operators are looked up, never searched."""
+        """Operator in full to the forward nodes that call it: operators are looked up, never searched."""
         index: dict[str, list[int]] = {}
         targets = self.targets
         for row in self.forward:
@@ -350,7 +423,7 @@ class Facts:
 
     @cached_property
     def followers(self) -> dict[int, list[int]]:
-        """Producer to the rows that share its decision, itself left out."""
+        """Producer to the nodes that share its decision, itself left out."""
         result: dict[int, list[int]] = {}
         for row, owner in enumerate(self.owners):
             if owner != row:
@@ -359,9 +432,9 @@ class Facts:
 
     @cached_property
     def storage_roots(self) -> Sequence[int]:
-        """By row, the row whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
+        """By node, the node whose memory it lives in: itself unless it is a view, a piece of one, or a ``wait_tensor``.
 
-        Each output of a multi-output operator has memory of its own, unless the operator returns views, as ``split``
+        Each output of a multi-output operator has separate memory, unless the operator returns views, as ``split``
         does. What a flat graph writes in place shares a decision with all that is recomputed with it, and memory with
         what it writes to alone.
         """
@@ -398,8 +471,9 @@ OF_GRAPH: Mapping[str, OfGraph] = {name: said for name, said in _SAID.items() if
 
 
 def rewritten(facts: Facts, rows: Iterable[tuple[int, Derivation]], **given: Any) -> Facts:
-    """The facts of a graph whose nodes come from those of ``facts``. ``rows``: from which row, and how. ``given``: the
-    columns that do not follow from that, among them phases, inputs, owners and flags."""
+    """The facts of a graph whose nodes come from those of ``facts``. ``rows``: the source row of each node, and how it
+    derives from it. ``given``: the columns that do not follow from that, among them phases, inputs, producers and
+    flags."""
     derived = list(rows)
     sources = [row for row, _ in derived]
     for name, said in COLUMNS.items():
@@ -427,7 +501,7 @@ def is_gradient(facts: Facts, row: int) -> bool:
 
 
 def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], owners: Sequence[int]) -> Iterator[int]:
-    """The rows that are :attr:`Flag.FEEDS_BACKWARD`, some of them twice."""
+    """The nodes that are :attr:`Flag.FEEDS_BACKWARD`, some of them twice."""
     for row, reads in enumerate(inputs):
         if phases[row] == Phase.BACKWARD:
             for read in reads:
@@ -437,8 +511,8 @@ def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], o
 
 
 def uncounted_operators(facts: Facts, rows: Iterable[int]) -> dict[str, int] | None:
-    """The operators among some rows whose work :attr:`Facts.flops` does not count, and how many calls; None where an
-    older snapshot does not say."""
+    """The operators among some nodes whose work :attr:`Facts.flops` does not count, and how many calls; None if an
+    older snapshot lacks them."""
     column = facts.uncounted
     if not column and len(facts):
         return None
@@ -446,7 +520,7 @@ def uncounted_operators(facts: Facts, rows: Iterable[int]) -> dict[str, int] | N
 
 
 def forward_users(facts: Facts, row: int) -> list[int]:
-    """The forward calls that read a row; a backward node or the graph's output is not one."""
+    """The forward calls that read a node; a backward node or the graph's output is not one."""
     mask = facts.forward_mask
     return [user for user in facts.users[row] if mask[user]]
 

@@ -1,4 +1,5 @@
-"""The metadata that policylang leaves on a graph's nodes, and how it is told from that of the user's ``checkpoint``.
+"""The metadata that policylang leaves on a graph's nodes, and what distinguishes it from that of the user's
+``checkpoint``.
 
 The stages that write (``backends``) and the one that reads (``graph.collect``) share these names, nothing else.
 Provenance lives in ``node.meta["custom"]``, which torch carries into copies of a node and into a second compilation.
@@ -26,7 +27,7 @@ PARTLY = "partly"
 USER_TAG = "policylang_user_tag"
 """``custom`` key: the user's tag that an ``override`` rule replaced, as ``[member name or None, region or None]``."""
 REWRITTEN = "policylang_rewritten"
-"""``custom`` key of a node that a ``fuse`` or ``collapse`` line put into the graph: that line, ``mesh.apl:3``."""
+"""``custom`` key of a node that a ``fuse`` or ``collapse`` line added to the graph: that line, ``mesh.apl:3``."""
 RECOMPUTED = "policylang_recomputed"
 """``custom`` key of a recomputation in a flat graph's backward: the name of the forward node that it repeats."""
 MOVED = "policylang_moved"
@@ -100,11 +101,11 @@ def recorded_saved(meta: Mapping[str, Any]) -> bool:
 
 @frozen
 class SavedMarker:
-    """The annotation that says what one partition saved of the value of the operator that it is on.
+    """The annotation on an operator that records what one partition saved of its value.
 
-    Tracing that operator again copies it to all that comes of it: the operators it is decomposed into, the pieces of a
-    tuple, the copies that autograd keeps. These nodes are the marker's group, and the value is what is read of them
-    from outside. What cannot be found for certain is reported.
+    Retracing that operator copies the annotation to every node that results: the operators it is decomposed into, the
+    pieces of a tuple, the copies that autograd keeps. These nodes are the marker's group, and the value is what is read
+    of them from outside. A value that is not certain to be the saved one is reported.
     """
 
     partition: str
@@ -115,7 +116,7 @@ class SavedMarker:
     """From 0 in the order of the forward; with ``count``, it shows which marker is gone. None for what need not be
     found: a view of an input, or an operator that only carries ``stands_for``."""
     count: int = 0
-    """How many markers of the partition are numbered; in each of its markers."""
+    """The number of markers in the partition; the same in each of its markers."""
     following: str = ""
     """The name in the next numbered marker, of the first one in the last: what is gone can be named."""
     value: bool = False
@@ -125,7 +126,7 @@ class SavedMarker:
     several: bool = False
     """The operator returns a tuple."""
     partly: bool = False
-    """Some of a tuple was saved and the rest recomputed, which no decision says."""
+    """Part of a tuple was saved and the rest recomputed, which no decision expresses."""
     stands_for: Sequence[int] = ()
     """Numbers of the saved views of this value. Compilers drop views that change nothing, and the memory is this
     value's."""
@@ -145,12 +146,12 @@ def from_annotation(annotation: object) -> SavedMarker | None:
 @frozen
 class FoundMarkers:
     saved: list[int] = field(factory=list)
-    """Rows whose values were saved, with the owners of those rows."""
+    """Nodes whose values were saved, with their producers."""
     lost: list[LostMarker] = field(factory=list)
 
 
 def find(markers: Mapping[int, SavedMarker], facts: Facts) -> FoundMarkers:
-    """The values that the markers of a graph speak of. ``markers``: row to marker, in graph order."""
+    """The values that the markers of a graph speak of. ``markers``: node to marker, in graph order."""
     group_of: dict[int, tuple[str, str]] = {}
     rows_of: dict[tuple[str, str], list[int]] = {}
     for row, marker in markers.items():
@@ -173,7 +174,7 @@ def find(markers: Mapping[int, SavedMarker], facts: Facts) -> FoundMarkers:
 
 
 class _Group:
-    """The forward nodes that came of one operator."""
+    """The forward nodes that one operator was traced into."""
 
     def __init__(
         self, marker: SavedMarker, rows: list[int], group_of: Mapping[int, tuple[str, str]], facts: Facts
@@ -197,7 +198,7 @@ class _Group:
         self.results.reverse()
 
     def problem(self) -> str:
-        """Why what was saved cannot be told; empty where it can."""
+        """Why the saved value cannot be identified; empty where it can."""
         marker = self.marker
         if marker.partly:
             return "some of its values were saved and others recomputed, and a decision is for all of them"
@@ -224,7 +225,8 @@ class _Group:
         return len({find_root(parents, row) for row in self.results}) == len(self.results)
 
     def saved(self) -> Iterator[int]:
-        """The rows of what the marker says was saved; a copy that is not made here is the value itself."""
+        """The nodes of the value that the marker's partition saved; for a copy that this graph lacks, the value
+        itself."""
         if self.marker.value or (self.marker.copies and not self.copies):
             yield from self.values()
         if self.marker.copies:
@@ -248,4 +250,4 @@ def _add_missing(groups: Sequence[_Group], found: FoundMarkers) -> None:
             continue
         before = present.get((number - 1) % count)
         name = f"value {number + 1} of {count}" if before is None else before.following
-        found.lost.append(LostMarker(name, "no forward node of this graph comes of it"))
+        found.lost.append(LostMarker(name, "no forward node of this graph was traced from it"))

@@ -29,31 +29,31 @@ unit would tie unrelated parts of a model together, and the memory is saved inst
 
 @frozen(eq=False)
 class GraphMemory:
-    """Rows are those of the node list that :func:`memory_of` was given."""
+    """Nodes are those of the node list that :func:`memory_of` was given."""
 
     roots: Sequence[int]
-    """The first row that held the memory of a row's value: the row itself where it makes its own."""
+    """The node that allocated the memory of a node's value, maybe itself."""
     writes: dict[int, list[int]]
-    """Root to the rows that write to its memory, ascending."""
+    """Root to the nodes that write to its memory, ascending."""
     units: Sequence[int]
-    """The root of the unit that a row belongs to, -1 for a row that is its own master."""
+    """The root of the unit that a node belongs to, -1 for a node that is in none."""
     members: dict[int, list[int]]
-    """Root of a unit to its rows, ascending, itself first."""
+    """Root of a unit to its nodes, ascending, itself first."""
     statistics: dict[int, tuple[int, ...]]
-    """Rows whose writes are running statistics that a recomputation leaves out: the positions of those arguments."""
+    """Nodes whose writes are running statistics that a recomputation leaves out: the positions of those arguments."""
     reads_no_bytes: Sequence[int] = field(repr=False)
-    """1 for rows that only alias memory, or ask for its sizes."""
+    """1 for nodes that only alias memory, or ask for its sizes."""
     loose: frozenset[int]
     """Roots of memory made within the graph that somebody reads while it is still being written."""
     needed_until: Sequence[int] = field(repr=False)
-    """The last backward row that could ask for a forward row, directly or through rows that read it; -1 if none."""
+    """The last backward node that could ask for a forward node, directly or through nodes that read it; -1 if none."""
     unstable: frozenset[int] = frozenset()
-    """Forward rows that a recomputation would compute from other bytes."""
+    """Forward nodes that a recomputation would compute from other bytes."""
     written: frozenset[int] = frozenset()
-    """Forward rows that write to memory from outside the forward, or to memory that is read in between."""
+    """Forward nodes that write to memory from outside the forward, or to memory that is read in between."""
 
     def written_between(self, row: int, low: int, high: int) -> int | None:
-        """The first write strictly between two rows to the memory that ``row`` holds."""
+        """The first write strictly between two nodes to the memory of ``row``."""
         writes = self.writes.get(self.roots[row])
         if not writes:
             return None
@@ -109,7 +109,7 @@ def find_root(parents: MutableMapping[int, int] | list[int], row: int) -> int:
 
 
 def _join(parents: list[int], left: int, right: int) -> None:
-    """The smaller row stays the root: memory is named for the node that made it."""
+    """The smaller node stays the root: memory is named for the node that made it."""
     left, right = find_root(parents, left), find_root(parents, right)
     if left != right:
         parents[max(left, right)] = min(left, right)
@@ -123,8 +123,8 @@ def _units(
     writes: dict[int, list[int]],
     reads_no_bytes: bytearray,
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Memory made and finished within the forward, with all that has to be recomputed to make it again: its views and
-    writers up to the last write, and who reads it in between."""
+    """Memory allocated and last written within the forward, with all that must be recomputed with it: its views and
+    writers up to the last write, and their readers in between."""
     last_write = {
         root: rows[-1]
         for root, rows in writes.items()
@@ -157,7 +157,7 @@ def _units(
 
 
 def _needed_until(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], units: Sequence[int]) -> list[int]:
-    """Two sweeps against the edges: the second knows of units that are asked for before their last row."""
+    """Two sweeps against the edges: the second knows of units that are asked for before their last node."""
     needed = [-1] * len(inputs)
     unit_needed: dict[int, int] = {}
     for _ in range(2):
@@ -187,7 +187,7 @@ def _hazards(
     memory: GraphMemory,
     state: frozenset[int],
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """The rows that must not be recomputed although their own schema does not say so, and the writers among them."""
+    """The nodes that must not be recomputed although their schema allows it, and the writers among them."""
     roots, units = memory.roots, memory.units
     writers = {row for rows in memory.writes.values() for row in rows}
     unstable: set[int] = set()
@@ -218,15 +218,15 @@ def mutated_reads(
     row_of: Mapping[fx.Node, int],
     output_descs: Sequence[Any],
 ) -> list[int]:
-    """The rows that read memory which is written after them, and those that make it: a recomputation would differ.
+    """The nodes that read memory which is written after them, and those that make it: a recomputation would differ.
 
-    What the traced program did to a buffer comes out of a functional graph as a new value, which is copied into the
-    buffer when the forward is over, by a ``copy_`` at the end of the graph or by the runtime. Every read of that
-    buffer, through views or not, sees the old value in the forward and the new one in the backward. In a graph that is
-    not functional the write is not repeated with what makes the memory.
+    A functional graph returns a changed buffer as a new value, which a ``copy_`` at the end of the graph, or the
+    runtime, copies into the buffer after the forward. Every read of that buffer, through views or not, sees the old
+    value in the forward and the new one in the backward. In a graph that is not functional, recomputing the memory does
+    not repeat the write.
 
     Args:
-        roots: row to the row whose memory its value lies in, itself where it makes its own.
+        roots: node to the node that allocated its value's memory, maybe itself.
         output_descs: descriptor of each value that the graph returns.
     """
     last_write: dict[int, int] = {}

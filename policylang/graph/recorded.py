@@ -32,7 +32,7 @@ from policylang.torch_compat.tracing import fixed_size_fake_mode, tree_leaves
 
 
 class MalformedError(Exception):
-    """The file is no recorded graph. The message is a phrase that says why."""
+    """The file is no recorded graph. The message is a phrase that gives the reason."""
 
 
 _BUILTIN = "<built-in function "
@@ -142,7 +142,7 @@ class _Builder:
 
 
 def _check(record: Mapping[str, Any], meta: Any) -> None:
-    """Refuses a node whose fields would be taken for something else."""
+    """Refuses a node whose fields have other types than expected."""
     if record["op"] not in _KINDS:
         raise MalformedError(f"there is no kind of node `{str(record['op'])[:80]}`")
     if not isinstance(record["target"], str):
@@ -269,7 +269,7 @@ def facts_of_recording(recording: Mapping[str, Any]) -> Facts:
 
 
 def _rows(recording: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fields of each node, by name."""
+    """The fields of each node, by key."""
     fields, nodes = recording.get("fields"), recording.get("nodes")
     if not isinstance(fields, list) or not isinstance(nodes, list):
         raise MalformedError("it has no `fields` and `nodes`")

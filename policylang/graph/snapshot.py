@@ -45,8 +45,8 @@ MOST_NODES = 1 << 21
 MOST_BYTES = 1 << 27
 """The limit of the file, and of what it is decompressed to."""
 _UNPACKED, _ANY_BYTES = 256, 1 << 23
-"""At most so many bytes for each byte of a file, beside what any graph may have: who opens a small file pays for a
-small graph. The equal blocks of a model come to a fifth of that."""
+"""The most bytes per byte of a file, beside the allowance of every graph: opening a small file costs no more than a
+small graph. Equal blocks of a model need a fifth of that."""
 _MOST_MEMORY = 1 << 26
 """The decompressor's limit."""
 _EDGES, _CHARACTERS, _SLACK = 16, 128, 1 << 20
@@ -65,7 +65,7 @@ _BACK = "back"
 
 
 class DamagedError(Exception):
-    """The content is not what was written. The message is a phrase that says what is wrong with it."""
+    """The content is not as written. The message is a phrase that describes the damage."""
 
 
 def write(facts: Facts, path: str | os.PathLike[str]) -> None:
@@ -115,11 +115,11 @@ def parse(data: bytes, name: str = "<snapshot>") -> Facts:
     except DamagedError as error:
         raise _damaged(name, str(error)) from None
     except RecursionError:
-        raise _damaged(name, "its values lie too deep in each other") from None
+        raise _damaged(name, "its values are nested too deep") from None
 
 
 def check_facts(facts: Facts) -> None:
-    """Facts that did not come from a snapshot, as one would be read. Raises :class:`DamagedError`."""
+    """Check facts from elsewhere as those of a snapshot are checked. Raises :class:`DamagedError`."""
     for name in COLUMNS:
         _check_values(name, set(getattr(facts, name)))
     _check_whole(facts)
@@ -127,7 +127,7 @@ def check_facts(facts: Facts) -> None:
 
 def _stored(facts: Facts) -> Iterator[tuple[str, Iterable[Any]]]:
     """Rows are relative to the row that names them, and the number at the end of a name (``mm_12``) to the last one
-    after the same beginning: so the equal blocks of a model are equal text, which a compressor folds."""
+    after the same beginning: so equal blocks of a model are equal text, which compresses well."""
     for name, said in COLUMNS.items():
         values: Sequence[Any] = getattr(facts, name)
         if said.later and len(values) != len(facts):
@@ -150,7 +150,7 @@ def _stored(facts: Facts) -> Iterator[tuple[str, Iterable[Any]]]:
 
 
 def _table(column: Iterable[Any]) -> list[list[Any]]:
-    """The distinct values of a column, and for each row the number of its value. ``1`` and ``True`` are two values."""
+    """The distinct values of a column, and for each node the number of its value. ``1`` and ``True`` are two values."""
     numbers: dict[str, int] = {}
     values: list[Any] = []
     rows: list[int] = []
@@ -180,7 +180,7 @@ def _plain(value: Any) -> Any:
 
 
 def _relative(value: Any, row: int) -> Any:
-    """With the distance to its row for each node."""
+    """With each node replaced by its distance to ``row``."""
     if type(value) is Ref:
         if not 0 <= value.row < row:
             raise TypeError(f"a snapshot cannot hold a node that reads a later one: {value!r} in row {row}")
@@ -222,7 +222,7 @@ def _document(data: bytes, name: str) -> Mapping[str, Any]:
     except ValueError:
         raise DamagedError("its content is not JSON") from None
     if not isinstance(found, dict) or type(found.get("format")) is not int:
-        raise DamagedError("it does not say its format")
+        raise DamagedError("it does not name its format")
     if found["format"] != FORMAT:
         raise _other_format(name, found["format"])
     if not all(isinstance(found.get(part), dict) for part in ("graph", "columns")):
@@ -250,14 +250,14 @@ def _facts(document: Mapping[str, Any], name: str) -> Facts:
 def _check_names(found: Mapping[str, Any], needed: Iterable[str], known: Iterable[str], file: str) -> None:
     more, less = sorted(found.keys() - known), sorted(set(needed) - found.keys())
     if more:
-        message = f"`{file}` says `{one_line(more[0][:40])}` of its graph, which this policylang does not know"
+        message = f"`{file}` has `{one_line(more[0][:40])}` of its graph, which this policylang does not know"
         raise graph_error(OTHER_FORMAT, message, _UPDATE)
     if less:
-        raise DamagedError(f"it does not say `{less[0]}` of its graph")
+        raise DamagedError(f"it lacks `{less[0]}` of its graph")
 
 
 class _Table:
-    """A column as it was read: its distinct values, and for each row the number of its value."""
+    """A column as it was read: its distinct values, and for each node the number of its value."""
 
     def __init__(self, name: str, found: Any) -> None:
         self.name = name
@@ -312,7 +312,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _distances(value: Any) -> Iterator[int]:
-    """How far back the nodes of an argument are, which is a plain value in all else."""
+    """The distances of the nodes in an argument, otherwise plain."""
     if type(value) is tuple:
         for part in value:
             yield from _distances(part)
@@ -329,7 +329,7 @@ def _size(value: Any) -> int:
 
 
 def _placed(value: Any, row: int) -> Any:
-    """With the nodes that are so far back from a row."""
+    """With each distance replaced by the node that far before ``row``."""
     if type(value) is dict:
         return Ref(row - value[_BACK])
     return tuple([_placed(part, row) for part in value]) if type(value) is tuple else value
@@ -361,7 +361,7 @@ def _of_graph(found: Mapping[str, Any]) -> dict[str, Any]:
         said["meshes"] = tuple(_record(Mesh, each) for each in said["meshes"])
         said["lost_records"] = tuple(_record(LostMarker, each) for each in said["lost_records"])
     except (AttributeError, TypeError, ValueError):
-        raise DamagedError("what it says of the whole graph cannot be") from None
+        raise DamagedError("its facts about the whole graph are not valid") from None
     return said
 
 
@@ -375,16 +375,16 @@ def _check_values(name: str, values: Iterable[Any]) -> None:
 
 
 def _check_whole(facts: Facts) -> None:
-    """Checks what is said of the whole graph, and what ties rows to each other."""
+    """Checks the facts about the whole graph, and the relations between nodes."""
     for name, said in OF_GRAPH.items():
         if not said.check(getattr(facts, name)):
-            raise DamagedError(f"what it says as `{name}` cannot be")
+            raise DamagedError(f"its `{name}` is not valid")
     if len(set(facts.names)) != len(facts) or "" in facts.names:
         raise DamagedError("two of its nodes have one name")
     owners = facts.owners
     for row, owner in enumerate(owners):
         if owner > row or owners[owner] != owner:
-            raise DamagedError("its column `owners` has a node share the decision of one that shares another's")
+            raise DamagedError("its column `owners` has a node that follows one with another producer")
     called = {target for op, target in zip(facts.ops, facts.targets, strict=True) if op == "call_function"}
     if not all(target.count(".") >= 1 for target in called):
         raise DamagedError("its column `targets` has an operator without a namespace")

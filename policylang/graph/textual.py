@@ -1,7 +1,7 @@
 """Graphs without FX: built node by node, or parsed from the text of policy tests.
 
-``docs/policy-tests.md`` describes the text: one node a line, the forward above a line ``---``, the backward below it.
-What a line does not say does not hold of its node.
+``docs/policy-tests.md`` describes the text: one node per line, the forward above a line ``---``, the backward below it.
+Facts that a line does not state are false for its node.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from policylang.graph.facts import (
 )
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.operators import OperatorTable
-from policylang.language.shown import did_you_mean, nearest
-from policylang.language.units import ALIASES, DTYPES, UNITS
+from policylang.language.shown import ALIASES, DTYPES, UNITS, did_you_mean, nearest
 from policylang.operators.names import FOLLOWERS
 
 INPUTS = {
@@ -38,7 +37,7 @@ INPUTS = {
     "tangent": InputKind.TANGENT,
     "seed": InputKind.OTHER,
 }
-"""The words for what a graph is given."""
+"""The words for graph inputs."""
 _BLANK = {name: said.blank for name, said in COLUMNS.items() if name != "users"}
 _COLUMN_OF = {"region": "ac_regions", "tag": "user_tags", "group": "group_names"} | {
     name: f"{name}s" for name in ("module", "shape", "dtype", "device", "owner", "input_name")
@@ -46,7 +45,7 @@ _COLUMN_OF = {"region": "ac_regions", "tag": "user_tags", "group": "group_names"
 
 
 class GraphBuilder:
-    """``FEEDS_BACKWARD``, ``FORWARD_OUTPUT``, users and owners are filled in; everything else is as it is given."""
+    """Fills in ``FEEDS_BACKWARD``, ``FORWARD_OUTPUT``, users and producers; everything else is as given."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -198,7 +197,7 @@ class _GraphParser:
             self.report(NO_SUCH_WORD, f"there is no operator `{target.text}`", target, did_you_mean(near))
 
     def _reads(self, reads: _SourceText) -> tuple[int, ...]:
-        """The rows that a node reads, each once, in the order of its arguments; numbers are for the reader."""
+        """The nodes that a node reads, each once, in the order of its arguments; numbers are for the reader."""
         rows: dict[int, None] = {}
         position = 0
         for piece in reads.text.split(",") if reads.text.strip() else ():
@@ -285,6 +284,6 @@ _KEYS: Mapping[str, tuple[Callable[[str], Any] | None, str]] = {
     "name": (_any_text, "for example `name=layers.0.attention.wq.weight`"),
     "note": (_any_text, "the name of an annotation: `note=ap_must_save`"),
 }
-"""The keys of a line: what reads it (None: a node's row), and an example."""
+"""The keys of a line: the parser of the value (None: a node), and an example."""
 _ARGUMENT = {"follows": "owner", "name": "input_name"}
 """The builder's argument, where it has another name than the key."""

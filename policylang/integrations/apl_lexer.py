@@ -1,8 +1,8 @@
 """Highlighting of policies for Pygments, and so for Sphinx, rich and every tool that asks Pygments for a lexer.
 
-The words are told apart by the language's own lexer: a new keyword, property or group is highlighted unasked, and a
-word that is one in some places alone, as ``device`` or ``up``, is one there.
-Pygments has a lexer of its own for the array language APL, under the name ``apl``: this one is called ``policylang``.
+The language's lexer classifies the words: a new keyword, property or group is highlighted automatically, and a word
+that is a keyword only in some places, as ``device`` or ``up``, is one there. Pygments' lexer ``apl`` is for the array
+language APL: this one is called ``policylang``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from pygments.lexer import Lexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation, String, Text
 
 from policylang.language.diagnostics import Source
-from policylang.language.grammar import word_pairs, words_of
-from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split
+from policylang.language.lexer import FOREIGN_COMMENT, Lexeme, comments, split, word_pairs, words_of
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.shown import UNITS
 from policylang.language.statements import ACTIONS, FATES, KINDS, MODIFIERS, OPENERS
-from policylang.language.units import UNITS
 from policylang.language.words import word_lists
 
 __all__ = ["PolicyLexer"]
@@ -74,7 +73,7 @@ class PolicyLexer(Lexer):  # type: ignore[misc]  # Pygments is optional, so its 
     """A text that does not look like a policy is left to the lexer of the array language."""
 
     def get_tokens_unprocessed(self, text: str) -> Iterator[tuple[int, object, str]]:
-        """Each piece of a text with its kind: none is lost, and a mistake is shown as it stands."""
+        """Each piece of a text with its kind: none is lost, and a mistake is shown as written."""
         at = 0
         for start, end, kind in sorted(_pieces(text), key=lambda piece: piece[:2]):
             yield from _between(text, at, start)
@@ -108,7 +107,7 @@ def _pieces(text: str) -> Iterator[tuple[int, int, object]]:
             if word.type not in word_pairs():
                 yield begin, begin + len(word), kind
                 continue
-            # Between the two words of a pair may stand whatever may stand between words.
+            # Anything that may be between words may be between the two words of a pair.
             parts = [part for part in _PARTS.finditer(word) if not part.group().startswith("#")]
             for part, each in zip(parts, _PAIRED.get(word.type, (Operator.Word,) * 2), strict=True):
                 yield begin + part.start(), begin + part.end(), each

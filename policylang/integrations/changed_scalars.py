@@ -1,4 +1,4 @@
-"""What the callbacks for trainers share: the numbers of a model's report, when there are new ones."""
+"""Shared by the callbacks for trainers: the numbers of a model's report, when they change."""
 
 import warnings
 from typing import Any
@@ -24,6 +24,6 @@ class ChangedScalars:
         return {} if found == last else dict(found)
 
     def warn_if_none(self) -> None:
-        """At the end of a training that had no report: say why."""
+        """At the end of a training that had no report: give the reason."""
         if not self._last:
             warnings.warn(f"no report was logged: {self._missing}", PolicyWarning, stacklevel=3)

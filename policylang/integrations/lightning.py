@@ -10,10 +10,8 @@ __all__ = ["LightningCallback"]
 
 
 class LightningCallback(Callback):  # type: ignore[misc]  # Lightning is optional, so its classes have no type here
-    """``Trainer(callbacks=[LightningCallback()])`` gives ``report(module).scalars()`` to the trainer's loggers.
-
-    At each ``log_every_n_steps``th step, if a number has changed. A ``PolicyWarning`` at the end if there was none.
-    """
+    """``Trainer(callbacks=[LightningCallback()])`` gives ``report(module).scalars()`` to the trainer's loggers. At each
+    ``log_every_n_steps``th step, if a number has changed. A ``PolicyWarning`` at the end if there was none."""
 
     def __init__(self, prefix: str = "policylang/") -> None:
         self._scalars = ChangedScalars(prefix)

@@ -49,11 +49,11 @@ def register(policy: PolicyLike, name: str = NAME, *, mesh: Any = None) -> str:
 
     ``policy`` is a path, the bare name of a bundled policy, or what ``policylang.load`` returns. ``mesh`` names the
     dimensions of collectives, as in ``policylang.apply``. The returned name is ``name`` with a digest of the policy
-    behind it: TorchTitan knows a precompiled step by its configuration, and an edited policy has to be another one.
-    ``name`` by itself stands for the policy that was registered last, and is refused where a step is precompiled.
+    behind it: TorchTitan identifies a precompiled step by its configuration, which an edited policy has to change.
+    ``name`` alone means the policy that was registered last, and is refused for a precompiled step.
 
-    Raises ``PolicyError`` for a policy that cannot be read or means nothing, and ``PolicyGraphError`` where the graph
-    trainer of TorchTitan cannot be imported.
+    Raises ``PolicyError`` for a policy that cannot be read or has errors, and ``PolicyGraphError`` if the graph trainer
+    of TorchTitan cannot be imported.
     """
     made = MemoryPolicy(policy_of(policy), mesh)
     registered = f"{name}_{made.digest}"
@@ -64,7 +64,7 @@ def register(policy: PolicyLike, name: str = NAME, *, mesh: Any = None) -> str:
 
 
 class MemoryPolicy:
-    """The registered policy: TorchTitan calls it with the traced graph and its own configuration."""
+    """The registered policy: TorchTitan calls it with the traced graph and its configuration."""
 
     def __init__(self, policy: Policy, mesh: Any = None) -> None:
         self.policy = policy
@@ -84,7 +84,7 @@ class MemoryPolicy:
         options = getattr(config, "compile", None)
         chosen = getattr(options, "memory_policy", None)
         if chosen == self.also_called and getattr(options, "precompile_artifact_dir", ""):
-            message = f"the step is to be precompiled under the name `{chosen}`, which says nothing of the policy"
+            message = f"the step is to be precompiled under the name `{chosen}`, which does not identify the policy"
             help = "choose the memory policy by the name that `register` returns"
             raise PolicyGraphError([diagnose(UNTOLD_NAME, message, help=help)])
         if self.policy.orders and options is not None:
@@ -95,7 +95,7 @@ class MemoryPolicy:
             help = "the graph trainer makes one with `compile.mode = 'aot_fx_trace'` and without pipeline parallelism"
             raise PolicyGraphError([diagnose(NOT_FLAT, message, help=help)])
         apply_policy(gm, self.policy, self.mesh, facts=facts)
-        # The tags were carried out. TorchTitan's pass would read them as work to do, and refuses random operators.
+        # The tags were applied. TorchTitan's pass would read them as work to do, and refuses random operators.
         for node in gm.graph.nodes:
             for key in _TAGS:
                 node.meta.pop(key, None)
@@ -138,11 +138,10 @@ def _registry() -> dict[str, Any]:
 def parameters_of(gm: fx.GraphModule) -> list[int]:
     """The positions, among the inputs of ``gm``, of those that hold a parameter. Never one that holds anything else.
 
-    The graph does not say. What is known is how the trainer calls its tracer: the inputs begin with the model's
-    parameters, in the order of ``named_parameters``, then come buffers, then the batch. The outputs are the loss and
-    the gradients of what is trained, in that order too. A parameter that is a DTensor, as SimpleFSDP makes every one,
-    is its local tensor and then its mesh. Found are all but frozen ones behind the last that is trained, and of those
-    the DTensors.
+    The graph does not mark them. The trainer calls its tracer with the model's parameters, in the order of
+    ``named_parameters``, then buffers, then the batch. The outputs are the loss and the gradients of trained
+    parameters, in that order too. A DTensor parameter, as SimpleFSDP makes every one, is its local tensor and then its
+    mesh. Frozen parameters after the last trained one are found only if they are DTensors.
     """
     inputs = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
     end = _behind_the_trained(inputs, list(_gradients(gm)))
@@ -152,11 +151,9 @@ def parameters_of(gm: fx.GraphModule) -> list[int]:
 
 
 def _behind_the_trained(inputs: Sequence[Any], gradients: Sequence[torch.Tensor]) -> int:
-    """Where the inputs that the gradients belong to end, at the earliest; 0 where they do not belong together.
-
-    Each gradient is paired with the first input that it fits, behind the pair before it. Where parameters are frozen
-    that may be another input than its own, and never one behind its own.
-    """
+    """The earliest end of the inputs that the gradients belong to; 0 if they do not match. Each gradient is paired with
+    the first input that it fits, after the pair before it. With frozen parameters that may be an input before the right
+    one, never one after it."""
     position = 0
     for gradient in gradients:
         while position < len(inputs) and not _fits(inputs[position], gradient):

@@ -11,9 +11,7 @@ __all__ = ["TransformersCallback"]
 
 class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # Transformers is optional, so its classes have no type here
     """``trainer.add_callback(TransformersCallback(trainer))`` logs ``report(model).scalars()`` where the trainer logs.
-
-    Once a policy has acted, and when a number changes. A ``PolicyWarning`` at the end if there was none.
-    """
+    Once a policy has acted, and when a number changes. A ``PolicyWarning`` at the end if there was none."""
 
     def __init__(self, trainer: Any, prefix: str = "policylang/") -> None:
         self._trainer, self._scalars = trainer, ChangedScalars(prefix)

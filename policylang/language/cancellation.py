@@ -1,7 +1,7 @@
-"""Work that may be given up: who asks for it says whether it is still wanted, and what takes long asks now and then.
+"""Cancellable work: the caller passes a test whether it is still wanted, and long work calls it now and then.
 
-``check_cancelled`` is called where nothing is partly written that outlives the work: per statement, rule, or unit of
-a step. Nobody pays for it who did not say that work may be given up: it reads one context variable.
+``check_cancelled`` is called where no lasting state is half written: per statement, rule, or scheduler node. It costs
+one read of a context variable for work that is not cancellable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Cancelled(Exception):
 
 @contextmanager
 def cancellable(wanted: Callable[[], bool]) -> Iterator[None]:
-    """What runs inside ends with :class:`Cancelled` soon after ``wanted`` says no. It is asked often: keep it cheap."""
+    """Code inside ends with :class:`Cancelled` soon after ``wanted`` returns False. It is called often: keep it
+    cheap."""
     token = _WANTED.set(wanted)
     try:
         yield

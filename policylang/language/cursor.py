@@ -17,8 +17,16 @@ from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from policylang.language.diagnostics import Source
-from policylang.language.grammar import lexer, terminal_texts, word_pairs, words_until
-from policylang.language.lexer import MAX_STATEMENT, Lexeme, is_blank, starts_before
+from policylang.language.lexer import (
+    MAX_STATEMENT,
+    Lexeme,
+    is_blank,
+    lexer,
+    starts_before,
+    terminal_texts,
+    word_pairs,
+    words_until,
+)
 from policylang.language.parser import statement_parser
 
 # As the lexer has them: a word holds braces and brackets with commas in them. Here the last one may lack its end.
@@ -37,7 +45,7 @@ _REST_OF_BUNDLED = re.compile(r"[\w.-]*>?")
 _DEVICE = re.compile(r"device[^\S\n]+(?P<word>[\w.+-]+)")
 _REST_OF_DEVICE = re.compile(r"[\w.+-]*")
 _MOST_BEFORE_SELECTOR = 2
-"""Words before which a statement's opener may still turn out to be a name."""
+"""Words before which a statement's opener may still be a name."""
 _MOST_SKIPPED = 16
 """Characters of one statement that no word has and that are passed over."""
 
@@ -116,12 +124,9 @@ class Cursor:
 
 
 def cursors_at(source: Source, offset: int) -> tuple[Cursor, ...]:
-    """The readings of a character offset, the likeliest first; empty in a comment, and in a statement
-    that is longer than one may be.
-
-    There are several where the first word of a line may go on with a parenthesis that is not closed or begin a
-    statement, and where the word before may open a statement or be a name.
-    """
+    """The readings of a character offset, the likeliest first; empty in a comment, and in a statement that is longer
+    than one may be. There are several where the first word of a line may go on with a parenthesis that is not closed or
+    begin a statement, and where the word before may open a statement or be a name."""
     starts = [start for start in starts_before(source, offset) or () if offset - start <= MAX_STATEMENT]
     if not starts:
         return ()

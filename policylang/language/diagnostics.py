@@ -17,11 +17,8 @@ from policylang.language.shown import counted, one_line, printable
 
 @frozen(slots=False)
 class Source:
-    """The text of one policy file.
-
-    ``name`` is what reports print: the path as the user gave it, ``<fsdp>`` for a file of the bundled library,
-    ``<policy>`` for text that came from no file. Two sources are the same when name and text are.
-    """
+    """The text of one policy file. ``name`` is what reports print: the path as the user gave it, ``<fsdp>`` for a file
+    of the bundled library, ``<policy>`` for text without a file. Two sources are the same when name and text are."""
 
     name: str
     text: str = field(repr=False)
@@ -145,12 +142,9 @@ class Fix:
 
 @frozen
 class Diagnostic:
-    """One thing wrong.
-
-    ``message`` is one sentence in the user's terms: lowercase, no full stop, the user's text in backticks.
-    ``help`` is the fix, where one exists. ``code`` has a page in ``docs/codes`` with its severity and its long form.
-    ``span`` is None only where there is no text to point at (a file that is not there).
-    """
+    """One finding. ``message`` is one sentence in the user's terms: lowercase, no full stop, the user's text in
+    backticks. ``help`` is the fix, where one exists. ``code`` has a page in ``docs/codes`` with its severity and its
+    long form. ``span`` is None only where there is no text to point at (a file that is not there)."""
 
     code: str
     message: str
@@ -161,12 +155,12 @@ class Diagnostic:
     details: tuple[str, ...] = field(default=())
     """Further lines of evidence, such as what each part of a selector matched."""
     cause: str = ""
-    """The cause that errors may share: the code of another error, or a phrase. An error
-    whose cause is its own code is one only if something follows from it."""
+    """The cause that errors may share: the code of another error, or a phrase. An error whose cause is its code counts
+    only if another error has this cause."""
     include: Span | None = None
     """The include in the loaded file that leads to this line, if it is in an included file."""
     fixes: tuple[Fix, ...] = ()
-    """The fixes that the help describes, the likeliest first; each stands alone."""
+    """The fixes that the help describes, the likeliest first; each is complete."""
     about: str = ""
     """The file or graph that it is about, where there is no span."""
 
@@ -176,7 +170,8 @@ class Diagnostic:
         return self.about if self.span is None else self.span.source.name
 
     def found_in(self, name: str) -> Diagnostic:
-        """The same with the file or graph that was read, where neither a span nor anybody else has said it."""
+        """The same diagnostic with the file or graph that was read, if neither a span nor an earlier call has set
+        it."""
         return self if self.span is not None or self.about else evolve(self, about=name)
 
     def moved_to(self, span: Span) -> Diagnostic:
@@ -194,7 +189,7 @@ def written(span: Span, texts: Iterable[str], *, near: bool = False, is_choice: 
 
 
 def prefixed(span: Span, word: str) -> Fix:
-    """The fix that writes a word before what stands in a span."""
+    """The fix that writes a word before the text of a span."""
     return Fix(f"write `{word}` before it", (TextChange(Span(span.source, span.start, span.start), f"{word} "),), True)
 
 
@@ -206,18 +201,18 @@ def left_out(span: Span) -> Fix:
 
 
 def inserted(span: Span, text: str) -> Fix:
-    """The fix that writes a word behind what stands in a span."""
+    """The fix that writes a word after the text of a span."""
     at = Span(span.source, span.end, span.end)
     return Fix(f"write `{text}` behind it", (TextChange(at, f" {text}"),))
 
 
 def removed(statement: Span, title: str = "remove the line") -> Fix:
-    """The fix that removes a statement: with its line and the comment behind it where nothing else stands there."""
+    """The fix that removes a statement, with its line and the comment after it if nothing else is there."""
     return Fix(title, (_without_its_line(statement),), True)
 
 
 def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Fix:
-    """The fix that moves a statement before another one of its text, or behind it, onto a line of its own."""
+    """The fix that moves a statement before another one of its text, or after it, onto a separate line."""
     source, gone = statement.source, _without_its_line(statement)
     if behind:
         return Fix(title, (gone, _line_behind(to, statement.text)), True)
@@ -226,7 +221,7 @@ def moved(statement: Span, to: Span, title: str, *, behind: bool = False) -> Fix
 
 
 def put_before(statement: Span, text: str) -> Fix:
-    """The fix that writes a statement on a line of its own before another one."""
+    """The fix that writes a statement on a separate line before another one."""
     source, start = statement.source, statement.start
     return Fix(f"write `{text}` above it", (TextChange(Span(source, start, start), text + _line_end(source)),), True)
 
@@ -237,7 +232,7 @@ def put_behind(statement: Span, text: str) -> Fix:
 
 
 def _line_behind(statement: Span, text: str) -> TextChange:
-    """Inserts a line of its own after a statement: behind the comment in its line, before another statement there."""
+    """Inserts a separate line after a statement: after the comment in its line, before another statement there."""
     source, end = statement.source, statement.end
     last = source.text.find("\n", end)
     last = len(source.text) if last < 0 else last
@@ -274,11 +269,9 @@ AT_INCLUDE = frozenset({GATHERS_NOTHING})
 
 
 def one_cause(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The diagnostics, with one error for errors of one cause: the others are notes at it.
-
-    Errors that follow from another are notes at that one. Several lines of one included file that fail for one reason
-    are notes at its include.
-    """
+    """The diagnostics, with one error for errors of one cause: the others are notes at it. Errors that follow from
+    another are notes at that one. Several lines of one included file that fail for one reason are notes at its
+    include."""
     found = list(diagnostics)
     heads = {each.code: each for each in reversed(found) if each.cause in ("", each.code)}
     follow: dict[str, list[Diagnostic]] = {}
@@ -312,8 +305,7 @@ def _included(found: Diagnostic) -> Diagnostic:
 
 
 def _at_include(include: Span, group: list[Diagnostic]) -> Diagnostic:
-    """One error for several lines of an included file; its fix does to each line what it is told by itself, if all are
-    told the same."""
+    """One error for several lines of an included file; its fix applies each line's fix, if all are the same."""
     message = f"`{include.one_line}` matches nothing in this graph: {group[0].cause}"
     related = tuple(Related(each.message, each.span, brief=True) for each in group)
     choices = [next((fix for fix in each.fixes if fix.is_choice), None) for each in group]
@@ -338,7 +330,7 @@ _PAGE = re.compile(
 
 @frozen
 class Code:
-    """One kind of diagnostic. ``wrong`` and ``mended`` are policy text; either is empty where no text shows it."""
+    """One kind of diagnostic. ``wrong`` and ``mended`` are policy text, empty if no text shows it."""
 
     code: str
     title: str
@@ -393,14 +385,12 @@ def diagnose(
     write: Sequence[str] = (),
     fixes: Iterable[Fix] = (),
 ) -> Diagnostic:
-    """A diagnostic of a code, with the severity that its page gives.
-
-    ``write``: texts that can stand in place of the span, each a fix; ``fixes``: those that change something else. A
-    fix of a bundled policy is left out, as is one of a rule that no text says: nobody writes there.
-    """
+    """A diagnostic of a code, with the severity that its page gives. ``write``: texts that can replace the span, each a
+    fix; ``fixes``: those that change something else. Fixes in a bundled policy, or of a rule without text, are left
+    out: nobody writes there."""
     if write and span is not None:
         fixes = (*written(span, write, near=(help or "").startswith("did you mean")), *fixes)
-    fixes = tuple(fix for fix in fixes if not any(not each.text or _comes_along(each.name) for each in fix.sources))
+    fixes = tuple(fix for fix in fixes if not any(not each.text or is_bundled(each.name) for each in fix.sources))
     help = None if help is None else printable(help)
     details = tuple(map(printable, details))
     return Diagnostic(code, one_line(message), span, help, related, CODES[code].severity, details, fixes=fixes)
@@ -414,7 +404,7 @@ class DiagnosticList(list[Diagnostic]):
         self.append(diagnose(code, message, span, **more))
 
 
-def _comes_along(name: str) -> bool:
+def is_bundled(name: str) -> bool:
     return name.startswith("<") and (policies_folder() / f"{name.strip('<>')}.apl").is_file()
 
 

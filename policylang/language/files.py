@@ -6,6 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
+from attrs import frozen
+
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.resources import policies_folder
 from policylang.language.shown import did_you_mean, nearest
@@ -28,6 +30,35 @@ def bundled_file(name: str) -> Path | None:
     """The file of a bundled policy, ``llama3_sac`` or ``llama3_sac.apl``; None where the library has none such."""
     stem = name.removesuffix(SUFFIX)
     return policies_folder() / f"{stem}{SUFFIX}" if stem in bundled_names() else None
+
+
+@frozen
+class BundledPolicy:
+    name: str
+    """As commands and ``policylang.load`` take it."""
+    description: str
+    """One sentence, from the comment with which its file begins."""
+    file: Path
+
+
+def bundled_policies() -> tuple[BundledPolicy, ...]:
+    """The policies of the library, by name."""
+    found = []
+    for name in bundled_names():
+        file = bundled_file(name)
+        if file is not None and name != "prelude":  # of groups, and no policy
+            found.append(BundledPolicy(name, description_of(file.read_text(encoding="utf-8")), file))
+    return tuple(found)
+
+
+def description_of(text: str) -> str:
+    """The first paragraph of the comment with which a policy begins, on one line and without its full stop."""
+    said = []
+    for line in text.splitlines():
+        if not line.startswith("#") or not line.strip("# "):
+            break
+        said.append(line.lstrip("#").strip())
+    return " ".join(said).removesuffix(".")
 
 
 def read_source(path: Path, name: str) -> Source | Diagnostic:
@@ -80,7 +111,7 @@ def reason_of(error: Exception) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put a file there in one step: readers see the old one or the new one, never half of one. A file that is replaced
+    """Write a file in one step: readers see the old one or the new one, never a part of one. A file that is replaced
     keeps its permissions, and a link stays a link. Raises ``OSError`` where it cannot be written."""
     target = path.resolve()
     if target.exists() and not target.is_file():
@@ -99,15 +130,15 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def policy_files(path: str) -> list[str]:
-    """The files a path stands for, in order: of a folder every policy file below it, else the path itself. An empty
-    folder is returned itself, so that it is reported."""
+    """The files of a path, in order: of a folder every policy file below it, else the path itself. An empty folder is
+    returned itself, so that it is reported."""
     if not os.path.isdir(path):  # nor is the empty path, which `Path` takes for the current folder
         return [path]
     return sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if file.is_file()) or [path]
 
 
 def find_policy(path: str) -> tuple[Path, str]:
-    """The file that a user means, and its name for reports: his own file, else a bundled policy of that name."""
+    """The file that a user means, and its name for reports: the user's file, else a bundled policy of that name."""
     bundled = bundled_file(path) if os.path.basename(path) == path and not os.path.exists(path) else None
     return (Path(path), path) if bundled is None else (bundled, f"<{bundled.stem}>")
 

@@ -51,12 +51,12 @@ class PathGlob:
         return None if length is None else ".".join(path.split(".")[:length])
 
     def covers(self, path: str) -> bool:
-        """True if the path is, or lies in, a module that matches."""
+        """True if the path is, or is inside, a module that matches."""
         return self.outermost(path) is not None
 
     def progress(self, path: str) -> frozenset[int] | None:
-        """How far the glob has come at the end of a path; None where it covers it. Paths with the same progress are
-        treated alike, and so is whatever lies in them."""
+        """How much of the glob has matched at the end of a path; None where it covers it. Paths with the same progress
+        are treated alike, and so are paths inside them."""
         return None if self.covers(path) else [*self._along(path)][-1]
 
     def matches(self, path: str) -> bool:
@@ -64,7 +64,7 @@ class PathGlob:
         return self._end in [*self._along(path)][-1]
 
     def _along(self, path: str) -> Iterator[frozenset[int]]:
-        """How far the glob has come before the path and behind each of its components."""
+        """How much of the glob has matched before the path and after each of its components."""
         states = self._start
         yield states
         for component in path.split(".") if path else []:
@@ -138,7 +138,7 @@ def name_glob_problem(pattern: str) -> str | None:
     for match in _PIECE.finditer(pattern):
         braced, ranged, stars, _, literal, stray = match.groups()
         if stars and len(stars) > 1:
-            return "has a `**` that does not stand alone between dots"
+            return "has a `**` that is not alone between dots"
         if stray:
             return f"has a `{stray}` without its other half"
         if literal and ("/" in literal or "," in literal):

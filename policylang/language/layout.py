@@ -1,7 +1,7 @@
-"""What canonical layout changes in a text, place by place: for editors, whose cursors stay where nothing changes.
+"""The changes of canonical layout, place by place: for editors, whose cursors stay where nothing changes.
 
-A change is of the blanks between two words, or of a word's own form (``→`` to ``->``), so each by itself, and any of
-them together, leave the policy as it is.
+A change is of the blanks between two words, or of a word's form (``→`` to ``->``), so each of them, and any together,
+leave the policy as it is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from itertools import groupby
 from attrs import define, field, frozen
 
 from policylang.language.diagnostics import Diagnostic, Source, Span, bounded, diagnose, is_error
-from policylang.language.grammar import word_pairs, words_of
-from policylang.language.lexer import comments, split
+from policylang.language.lexer import comments, split, word_pairs, words_of
 from policylang.language.parser import parse_file
 
 CHANGED = "APL520"
@@ -96,7 +95,7 @@ def _lay_out(source: Source) -> str:
 
 
 def _lines(source: Source) -> list[_Line]:
-    """The source cut into lines; comments behind code have the columns at which they stand in the source."""
+    """The source cut into lines; comments after code have their columns in the source."""
     lines: list[_Line] = []
     depth = 0
     before: LayoutPiece | None = None

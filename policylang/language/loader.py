@@ -29,11 +29,10 @@ from policylang.language.diagnostics import (
 )
 from policylang.language.files import ENDS, SUFFIX, bundled_file, bundled_names, find_policy, meant_files, read_source
 from policylang.language.lexer import MAX_STATEMENTS
-from policylang.language.names import Definitions
+from policylang.language.names import Definitions, doubtful_selectors
 from policylang.language.operators import OperatorTable
 from policylang.language.parser import parse_file
 from policylang.language.predicates import check_path_glob
-from policylang.language.public_names import doubtful_selectors
 from policylang.language.resources import policies_folder
 from policylang.language.shown import did_you_mean, nearest
 from policylang.language.statements import ExpectTotalKind, format_policy, kind_of
@@ -57,22 +56,22 @@ PRELUDE = "prelude"
 Reader = Callable[[Path, str], Source | Diagnostic]
 """The text of a file under the name that reports will give it, or why it cannot be read."""
 IncludeChain = tuple[tuple[str, Include | None], ...]
-"""The files on the way here, outermost first: which file, and the include that led to it."""
+"""The chain of files, outermost first: each file, and the include that led to it."""
 
 
 @frozen
 class PlacedStatement:
-    """A statement, and where it comes from."""
+    """A statement, and its origin."""
 
     statement: Statement
     index: int
-    """Its number in its own file."""
+    """Its number in its file."""
     bundled: bool
     """True if its file belongs to the bundled library."""
     depth: int
     """0 in the file that was loaded, 1 in one that it includes, …"""
     folder: Path = Path()
-    """The folder of its own file: names of other files are relative to it."""
+    """The folder of its file: names of other files are relative to it."""
     include: Span | None = None
     """The include in the loaded file that leads to it."""
 
@@ -93,8 +92,7 @@ class Expansion:
     statements: list[PlacedStatement] = field(factory=list)
     diagnostics: DiagnosticList = field(factory=DiagnosticList)
     files: dict[str, Path] = field(factory=dict)
-    """By its name in reports, where each file lies, those that cannot be read among them; the text itself has none
-    where it came from no file."""
+    """The path of each file by its name in reports, unreadable ones included; a text without a file has none."""
     brought: dict[str, Span] = field(factory=dict)
     """By the same names, the first include in the loaded file that leads to each."""
     _reader: Reader = read_source
@@ -298,16 +296,16 @@ class _Resolver:
         earlier = self.ordered.setdefault((type(statement), statement.selector), statement)
         word = kind_of(statement).opener
         if earlier is not statement:
-            message = f"`{word}` is said twice of the same collectives"
-            related = Related("said here before", earlier.span)
+            message = f"`{word}` is there twice for the same collectives"
+            related = Related("first written here", earlier.span)
             help, fixes = "leave one of the two lines out", [removed(statement.span, "remove the second line")]
             self.diagnostics.report("APL213", message, statement.span, related=(related,), help=help, fixes=fixes)
         others = list(self._others(statement.selector))
         for each in others:
             said = each.span.one_line
-            message = f"`{said}` is no collective, and `{word}` is said of collectives alone"
+            message = f"`{said}` is no collective, and `{word}` moves collectives alone"
             if isinstance(each, Everything | Reference):
-                message = f"`{said}` is more than collectives, and `{word}` is said of them alone"
+                message = f"`{said}` is more than collectives, and `{word}` moves them alone"
             help = "write `collective`, or one of `all_gather`, `reduce_scatter`, `all_reduce` and `all_to_all`"
             self.diagnostics.report("APL215", message, each.span, help=help, fixes=written(each.span, _COLLECTIVES))
         if not others:
@@ -405,8 +403,8 @@ class _Resolver:
             return
         earlier = self.once.get(type(statement))
         if earlier is not None:
-            message = f"a policy says `{kind_of(statement).rule.replace('_', ' ')}` once"
-            related, fixes = (Related("said here before", earlier.span),), [removed(statement.span)]
+            message = f"a policy has one `{kind_of(statement).rule.replace('_', ' ')}` line"
+            related, fixes = (Related("first written here", earlier.span),), [removed(statement.span)]
             self.diagnostics.report("APL203", message, statement.span, related=related, fixes=fixes)
             return
         self.once[type(statement)] = statement
@@ -433,10 +431,8 @@ class Loaded:
 
 
 def load_policy(path: str | os.PathLike[str], *, operators: OperatorTable | None = None) -> Loaded:
-    """Load a policy file, or, for a bare name that is no file here, a policy of the bundled library.
-
-    ``operators`` is what operator names are looked up in; by default the bundled manifest.
-    """
+    """Load a policy file, or, for a bare name that is no file here, a policy of the bundled library. ``operators`` is
+    what operator names are looked up in; by default the bundled manifest."""
     if not isinstance(path, str | os.PathLike):
         return Loaded(None, (_wrong_type("a policy is loaded by its path", path),))
     file, name = find_policy(os.fsdecode(path))

@@ -1,8 +1,8 @@
-"""The mistakes that people make who know other languages or PyTorch's settings: what they are told, and the fix.
+"""The mistakes of people who know other languages or PyTorch's settings: the message, and the fix.
 
 A row is a pattern of one statement's text. The group ``bad`` is underlined and replaced. A row is reported only where
-the statement, so changed, can be read, or is read on beyond the place that was changed; the first such row is.
-Nothing is guessed by likeness here. What no row knows ends in the general diagnostic of ``unexpected.py``.
+the statement, so changed, can be read, or is read on beyond the place that was changed; the first such row is. Nothing
+is guessed by likeness here. A mistake without a row gets the general diagnostic of ``unexpected.py``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _COMMENT = re.compile(r'"[^"\n]*"|(?P<comment>#[^\n]*)')
 
 @frozen
 class Mistake:
-    """``replacement``: a text with the pattern's groups in braces, or a function of the match; several where one of
-    them is meant. ``help`` in place of "write" and the replacement, with ``{good}`` in it where that is said."""
+    """``replacement``: a text with the pattern's groups in braces, or a function of the match; several if one of them
+    is meant. ``help`` replaces "write" and the replacement, and may contain ``{good}``."""
 
     pattern: re.Pattern[str]
     replacement: Replacement
@@ -189,7 +189,7 @@ def _range(match: re.Match[str]) -> str:
 
 
 def _range_of_modules(match: re.Match[str]) -> str:
-    """What follows the range is a path within each block."""
+    """The part after the range is a path within each block."""
     return f"{match['stack']}.*{match['rest']} in {_range(match)}" if match["rest"] else _range(match)
 
 
@@ -250,7 +250,7 @@ _Row = tuple[str, Replacement, str] | tuple[str, Replacement, str, str | None, s
 _COMPARE = "a comparison is a sign, such as `<=`"
 _EVERY = "`every` is followed by an ordinal, such as `2nd`"
 _ONE_WORD = "`{bad}` is one word"
-_PLACE = "`{bad}` is a place, and stands behind a selector and `in`"
+_PLACE = "`{bad}` is a place, and follows a selector and `in`"
 
 
 def _rows() -> Iterator[_Row]:
@@ -258,24 +258,24 @@ def _rows() -> Iterator[_Row]:
     for setting, line in _SETTINGS.items():
         yield (
             rf"^\s*(?P<bad>(?:[\w.]+\.)?{setting})\s*$",
-            *(line, "`{knob}` is a setting of PyTorch's, and a policy says it in a line of its own", None, "APL012"),
+            *(line, "`{knob}` is a PyTorch setting; a policy has a line for it", None, "APL012"),
         )
     yield (
         rf"{_START}(?P<bad>{_SCHEDULING})\s+(?:per|in|outside|where|chain|up\s+to|within)\s",
-        *("{bad} all_gather", "no selector stands behind `{bad}`", "such as `{good}`", None),
+        *("{bad} all_gather", "no selector follows `{bad}`", "such as `{good}`", None),
     )
     yield (
         rf"{_START}bucket\s+.*?\s(?P<bad>(?:in|for|by|over|across|every|each)\s+(?:(?:every|each|all)\s+)?"
         rf"(?:(?P<number>\d+)\s+)?{_BLOCK})(?!\S)",
         *(
             lambda match: "per block" if match["number"] in (None, "1") else f"per {match['number']} blocks",
-            "how many blocks go into one bucket is said by `per`",
+            "`per` gives the number of blocks in one bucket",
         ),
     )
     size = rf"(?!up\s+to\b)(?:(?:up|to|max|at\s+most|of|size|with|under|below|less\s+than)\s+|<=?\s*)?{_SIZE}"
     yield (
         rf"{_START}bucket\s+(?:.*?\s)?(?P<bad>{size})\s*$",
-        *("up to {size}", "how much one bucket holds is said by `up to`"),
+        *("up to {size}", "`up to` gives the size of one bucket"),
     )
     # blocks, as other tools number them, and a budget
     yield (
@@ -302,7 +302,7 @@ def _rows() -> Iterator[_Row]:
     yield (
         r"(?P<bad>[‘’‚“”„«»'`](?P<text>[^‘’“”„«»'`\"\n]*)[‘’“”«»'`])",
         lambda match: (f'"{match["text"].strip()}"', match["text"].strip()),
-        'a module path or a file may stand in `"`, nothing else is quoted',
+        'only a module path or a file is quoted, in `"`',
     )
     yield rf"(?P<bad>⇒|⟶|➔|➜|=>|>>|~>|[{_DASH}]{{2,}}>|[{_LONG_DASH}]>)", "->", "an arrow is written `->`"
     yield (
@@ -310,8 +310,8 @@ def _rows() -> Iterator[_Row]:
         r"(?:\s+everything)?)\s*$",
         *("undecided -> {verb}", "what no rule matches is `undecided`"),
     )
-    yield rf"^\s*(?P<bad>undecided\s*[:=])\s*{_ACTION}\s*$", "undecided ->", "an arrow stands behind `undecided`"
-    yield rf"^\s*(?P<bad>(?P<what>{_NAME})\s*:)\s*{_ACTION}\s*$", "{what} ->", "an action stands behind `->`"
+    yield rf"^\s*(?P<bad>undecided\s*[:=])\s*{_ACTION}\s*$", "undecided ->", "an arrow follows `undecided`"
+    yield rf"^\s*(?P<bad>(?P<what>{_NAME})\s*:)\s*{_ACTION}\s*$", "{what} ->", "an action follows `->`"
     yield rf"^\s*(?P<bad>(?P<verb>{_ACTION})\s*:)", "{verb}", "an action is followed by a selector, without a colon"
     yield rf"^\s*(?P<bad>(?P<how>prefer|must)[\s{_DASH}]+(?P<verb>save|recompute|offload))\b", "{how}_{verb}", _ONE_WORD
     actions, said = rf"(?P<bad>{_any_of([*_ACTIONS_ELSEWHERE])})", "`{bad}` is not an action"
@@ -328,7 +328,7 @@ def _rows() -> Iterator[_Row]:
     yield (
         r"^\s*(?P<bad>if|for|while|def|class|return|elif)\b",
         *(lambda _: [], "a policy has no `{bad}`: it is a list of rules"),
-        *("a condition stands behind `where`, a place behind `in`, such as `save mm in block 3`", None),
+        *("a condition follows `where`, a place follows `in`, such as `save mm in block 3`", None),
     )
     yield (
         r"^\s*(?P<bad>(?:device|gpu|hardware|machine)\s*[:=]|(?:gpu|hardware|machine)\s)",
@@ -336,7 +336,7 @@ def _rows() -> Iterator[_Row]:
     )
     yield (
         r"^\s*(?P<bad>(?:blocks?|layers?)\s*(?:[:=]|->|→)|(?:block|layers?)\s)",
-        *("blocks ", "which modules are blocks is said as in `blocks layers.*`"),
+        *("blocks ", "blocks are named as in `blocks layers.*`"),
     )
     yield (
         r"^\s*(?P<bad>(?:import|use|extends|from)\s+(?P<name>\w+))\s*$",
@@ -350,9 +350,9 @@ def _rows() -> Iterator[_Row]:
     place = r"(?:in|outside)\s+(?:blocks?(?:\s+\d[\d.]*)?|(?:first|last)(?:\s+\d+)?\s+blocks?|[\w.*/\[\]{}]+)"
     yield (
         rf"{_VERB}\s+(?P<bad>(?P<place>{place})\s+(?P<what>{_LAST_WORD}))",
-        *("{what} {place}", "`{place}` stands behind what it narrows"),
+        *("{what} {place}", "`{place}` follows what it narrows"),
     )
-    yield rf"{_VERB}\s+(?P<bad>where|in|outside)\s+\S", "everything {bad}", "no selector stands before `{bad}`"
+    yield rf"{_VERB}\s+(?P<bad>where|in|outside)\s+\S", "everything {bad}", "no selector precedes `{bad}`"
     whole = rf"(?:(?:the|all|every)\s+)*{_BLOCK}(?:\s+(?:{_RANGE}|(?P<number>\d+)))?"
     yield rf"{_VERB}\s+(?P<bad>{whole})(?!\S)", _everything_in, _PLACE
     nth = r"\d+(?:st|nd|rd|th)"
@@ -380,7 +380,7 @@ def _rows() -> Iterator[_Row]:
     yield (
         r"\s(?P<bad>inside(?:\s+of)?|within|on|(?<!half\s)of|from(?!\s+\d)|under|for(?!\s+\d))\s",
         "in",
-        "a place stands behind `in`",
+        "a place follows `in`",
     )
     yield rf"\b(?:first|last)\s+(?P<bad>{_any_of([*_NUMBERS])})\b", _looked_up(_NUMBERS), "counts are written in digits"
     yield (
@@ -392,18 +392,18 @@ def _rows() -> Iterator[_Row]:
         *("", "a selector without a position means all of its nodes"),
     )
     yield r"\s(?P<bad>the)\s", "", "`the` is no word of the language"
-    yield rf"\s(?P<bad>{_any_of(_LEAVING_OUT)})\s", "except", "what is left out stands behind `except`"
+    yield rf"\s(?P<bad>{_any_of(_LEAVING_OUT)})\s", "except", "what is left out follows `except`"
     yield rf"(?P<bad>(?:!|\bnot\s+)(?P<what>{_LAST_WORD}))\s*$", "everything except {what}", "selectors have no `not`"
     yield (
         r"(?P<bad>&&?|\|\|?)",
         *(lambda match: " and " if "&" in match["bad"] else " or ", "`{bad}` is written as a word"),
     )
     blocks_out = r"\s(?P<bad>except\s+in)\s+(?:first|last|every|blocks?)\b"
-    yield blocks_out, "outside", "blocks that are left out stand behind `outside`"
-    yield r"\s(?P<bad>per\s+(?:gpu|device|card|process))\b", "per rank", "a budget is said per rank"
+    yield blocks_out, "outside", "blocks that are left out follow `outside`"
+    yield r"\s(?P<bad>per\s+(?:gpu|device|card|process))\b", "per rank", "a budget is per rank"
     yield r"\boffload\b.*\s(?P<bad>to\s+(?:the\s+)?(?:cpu|host|ram))(?!\S)", "", "what is offloaded goes to the host"
     limit = r"(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)"
-    yield rf"\boffload\b.*\s{limit}\s+\d", "up to", "a budget stands behind `up to`"
+    yield rf"\boffload\b.*\s{limit}\s+\d", "up to", "a budget follows `up to`"
     # expectations
     peak = r"(?:peak|maximum|max)\s+(?:memory|usage)"
     yield rf"^\s*expect\s+(?:the\s+)?(?P<bad>{peak})\b", "peak", "the peak of memory is `peak`"
@@ -411,14 +411,14 @@ def _rows() -> Iterator[_Row]:
     yield rf"^\s*expect\s+{_FIGURE}\s+{signs}", _sign, _COMPARE
     bound = "a limit to a count is `at most` or `at least`"
     yield rf"^\s*expect\s+(?P<bad>{_any_of([*_BOUNDS])})\s+\d", _looked_up(_BOUNDS), bound
-    yield r"^\s*expect\s+(?P<bad>(?P<number>\d+))\s", "exactly {number}", "how many is said exactly, or as a limit"
+    yield r"^\s*expect\s+(?P<bad>(?P<number>\d+))\s", "exactly {number}", "a count is exact, or a limit"
     yield (
         rf"^\s*expect\s+(?P<bad>{_any_of([*_QUANTIFIERS])})(?:\s+the)?\s",
         *(_looked_up(_QUANTIFIERS), "all of them are `every`, none of them `no`"),
     )
     yield (
         rf"^\s*expect\s+(?P<bad>(?P<what>{_LAST_WORD})\s+(?:is|are|be|to\s+be)\s+(?P<fate>{_any_of(OUTCOMES)}))",
-        *("every {what} {fate}", "it is not said whether all of these nodes or none of them"),
+        *("every {what} {fate}", "`every` or `no` is missing before these nodes"),
     )
     # predicates
     yield r"\s(?P<bad>if|when|with|having|whose|such\s+that|that|which)\s", "where", "a condition follows `where`"
@@ -434,7 +434,7 @@ def _rows() -> Iterator[_Row]:
     yield (
         rf"(?P<bad>(?P<left>{figure})\s*(?P<sign><=|>=|==|!=|<|>)\s*(?P<subject>{_SUBJECT})"
         rf"(?:\s*(?P<right>(?:<=|>=|<|>)\s*{figure}))?)",
-        *(_turned_round, "the property stands first, and is compared with one figure"),
+        *(_turned_round, "the property comes first, and is compared with one figure"),
     )
     yield (
         rf"\b(?P<bad>(?P<subject>{_any_of(PROPERTIES)})\s+in\s+[(\[{{]?(?P<values>[\w.*]+(?:\s*,\s*[\w.*]+)*)[)\]}}]?)",
@@ -442,7 +442,7 @@ def _rows() -> Iterator[_Row]:
     )
     yield (
         rf"\b(?:where|and|or|not)\s+(?P<bad>(?:is_|is\s+)?(?:a\s+)?(?P<kind>{_any_of([*_FLAGS])})s?)(?!\S)",
-        *(lambda match: _FLAGS[match["kind"]], "this property of nodes is said in two words"),
+        *(lambda match: _FLAGS[match["kind"]], "this property of nodes has two words"),
     )
     yield rf"\b(?:{_SUBJECT})\s+(?P<bad>(?:is\s+)?{_any_of([*_SIGNS])})(?=\s)", _sign, _COMPARE
 

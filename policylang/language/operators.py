@@ -11,10 +11,9 @@ from policylang.language.diagnostics import Source
 from policylang.language.globs import NameGlob, is_magic, split_outside_braces
 from policylang.language.parser import parse_file
 from policylang.language.resources import Overloads, manifest, policies_folder
-from policylang.language.selectors import union_of
+from policylang.language.selectors import rebuild, union_of
 from policylang.language.shown import nearest
 from policylang.language.syntax import Let, Operator, Selector, Union, Word
-from policylang.language.walk import rebuild
 
 PLAIN_FUNCTIONS = "builtin"
 """The namespace of Python's own functions. A bare name does not reach it where a tensor operator has the name, or
@@ -23,10 +22,8 @@ PLAIN_FUNCTIONS = "builtin"
 
 @define(eq=False, slots=False)
 class OperatorTable:
-    """Looks operator names up. ``more`` lists further full names (``mylib.fused.default``), and is called once.
-
-    ``met`` are full names that are known to exist and say nothing of what else there is: those that a graph calls.
-    """
+    """Looks operator names up. ``more`` lists further full names (``mylib.fused.default``), and is called once. ``met``
+    are full names known to exist, as those that a graph calls; others may exist."""
 
     namespaces: Mapping[str, Overloads]
     more: Callable[[], Iterable[str]] | None = None
@@ -91,10 +88,8 @@ class OperatorTable:
 
 
 def split_operator(text: str, known_namespace: Callable[[str], bool]) -> Operator | None:
-    """The parts of an operator name: ``mm``, ``aten.mm``, ``add.Tensor`` or ``aten.add.Tensor``.
-
-    Two parts are namespace and name if the first is a namespace, else name and overload. None for more than three.
-    """
+    """The parts of an operator name: ``mm``, ``aten.mm``, ``add.Tensor`` or ``aten.add.Tensor``. Two parts are
+    namespace and name if the first is a namespace, else name and overload. None for more than three."""
     match split_outside_braces(text):
         case [name]:
             return Operator(None, name, None)
@@ -143,12 +138,9 @@ PRELUDE_NAME = "<prelude>"
 
 @cache
 def prelude_group(name: str) -> Let | None:
-    """The resolved definition of a group; None where the prelude has none of that name.
-
-    It is self-contained: where a group builds on another one, that one is put in its place. So a policy may give a
-    group's name a meaning of its own without changing the others. Operators are not looked up in any torch: the prelude
-    covers several.
-    """
+    """The resolved definition of a group; None where the prelude has none of that name. It is self-contained: a group
+    that builds on another one has it inlined. So a policy may redefine a group's name without changing the others.
+    Operators are not looked up in any torch: the prelude covers several."""
     let = _lets().get(name)
     return None if let is None else evolve(let, selector=rebuild(let.selector, _look_up))
 

@@ -10,14 +10,11 @@ from typing import Any, assert_never, get_args, get_type_hints
 from attrs import evolve
 from lark import Transformer, v_args
 
-from policylang.language import syntax
+from policylang.language import shown, syntax
 from policylang.language.diagnostics import Diagnostic, Span, diagnose, written
 from policylang.language.globs import NameGlob, name_glob_problem, path_glob_problem
-from policylang.language.grammar import word_kind
-from policylang.language.lexer import Lexeme
-from policylang.language.shown import did_you_mean, nearest
+from policylang.language.lexer import Lexeme, word_kind
 from policylang.language.syntax import And, Annotated, Compare, CrossesCut, Is, Match, Not, Or, Predicate, Quantity
-from policylang.language.units import ALIASES, DTYPES, NAMES, UNITS, Dimension, read, write
 
 MEASURES: tuple[str, ...] = get_args(get_type_hints(Compare)["quantity"])
 PROPERTIES: tuple[str, ...] = get_args(get_type_hints(Match)["property"])
@@ -37,7 +34,7 @@ _UNITS_ELSEWHERE = {
     **dict.fromkeys(("usec", "usecs", "micros", "microsecond", "microseconds", "US", "mus"), "us"),
     **dict.fromkeys(("nsec", "nsecs", "nanos", "nanosecond", "nanoseconds", "NS"), "ns"),
 }
-_UNITS_ARE = f"the units are {', '.join(unit for unit in UNITS if unit.isascii() and not unit.endswith('FLOPs'))}"
+_UNITS_ARE = f"the units are {', '.join(unit for unit in shown.UNITS if unit.isascii() and not unit.endswith('FLOPs'))}"
 _ELSEWHERE = {
     **dict.fromkeys(("size", "memory", "mem", "nbytes", "byte", "mb", "gb", "storage"), "bytes"),
     **dict.fromkeys(("name", "path", "fqn", "scope", "layer", "block", "modules"), "module"),
@@ -78,8 +75,8 @@ def position(word: Lexeme) -> int:
 
 
 def share_of(number: Lexeme, span: Span) -> Fraction:
-    """The part of a whole that a per cent figure says, exactly: 29% of a hundred blocks are 29 of them. ``span`` is of
-    the figure with its sign. What is no such part is reported and read as all of it."""
+    """The share that a per cent figure means, exactly: 29% of a hundred blocks are 29 of them. ``span`` is of the
+    figure with its sign. A figure out of range is reported and read as all of it."""
     text = str(number).replace("_", "")
     match = _NUMBER.fullmatch(text)
     if match is None or match.group(2) or len(text) > _MAX_DIGITS:
@@ -135,13 +132,13 @@ class PredicateRules(Transformer):  # type: ignore[type-arg]
             number.report("APL016", f"the number `{number}` is too large")
         if not name:
             return plain
-        if name in UNITS:
-            return Quantity(*read(digits, name), span=span)
+        if name in shown.UNITS:
+            return Quantity(*shown.read_quantity(digits, name), span=span)
         own = (_UNITS_ELSEWHERE[name],) if name in _UNITS_ELSEWHERE else _BARE_UNITS.get(name.upper(), ())
-        meant = own or nearest(name, UNITS)
+        meant = own or shown.nearest(name, shown.UNITS)
         place, before = (span, f"{digits} ") if unit is None else (unit.span, "")
         fixes = written(place, [f"{before}{each}" for each in meant], near=True)
-        help = did_you_mean(meant) or _UNITS_ARE
+        help = shown.did_you_mean(meant) or _UNITS_ARE
         number.report("APL113", f"there is no unit `{name}`", place, help=help, fixes=fixes)
         return plain
 
@@ -202,8 +199,8 @@ def _unknown_flag(text: str, span: Span, at: Lexeme) -> None:
     kind = text.split()[-1].removesuffix("s")
     near: tuple[str, ...] = (f"from {kind}",)
     if f"from {kind}" not in FLAGS:
-        near = nearest(text, (*FLAGS, "crosses cut")) or nearest(text.split()[0], ["annotated"])
-    help = did_you_mean(_SHOWN.get(word, word) for word in near)
+        near = shown.nearest(text, (*FLAGS, "crosses cut")) or shown.nearest(text.split()[0], ["annotated"])
+    help = shown.did_you_mean(_SHOWN.get(word, word) for word in near)
     fixes = written(span, filter(None, (_in_place(word, span) for word in near)), near=True)
     at.report("APL114", f"nodes have no property `{text}`", span, help=help, fixes=fixes)
 
@@ -225,7 +222,7 @@ def _subject(word: Lexeme) -> tuple[str, int | None]:
 def _unknown_property(subject: Lexeme) -> None:
     known, name, message = (*MEASURES, *PROPERTIES), subject.lower(), f"nodes have no property `{subject}`"
     if name in _OPERATORS:
-        help = "an operator stands in place of a property: `save mm`, or joined with `and`"
+        help = "an operator replaces a property: `save mm`, or joined with `and`"
         subject.report("APL114", message, help=help)
     else:
         subject.misnamed("APL114", message, known, f"the properties are {', '.join(known)}", _ELSEWHERE.get(name))
@@ -241,7 +238,7 @@ def format_glob(glob: str) -> str:
 
 
 def quantity_text(quantity: Quantity) -> str:
-    return write(quantity.value, quantity.dimension)
+    return shown.write_quantity(quantity.value, quantity.dimension)
 
 
 def format_predicate(predicate: Predicate) -> str:
@@ -280,7 +277,7 @@ def _grouped(predicate: Predicate, *looser: type) -> str:
 Report = Callable[[Diagnostic], None]
 
 _CUT = "a stage of `crosses cut`"
-_DIMENSIONS: dict[str, tuple[Dimension, ...]] = {
+_DIMENSIONS: dict[str, tuple[shown.Dimension, ...]] = {
     "bytes": ("bytes",),
     _CUT: ("bytes",),
     "flops": ("flops",),
@@ -295,7 +292,7 @@ _DIMENSIONS: dict[str, tuple[Dimension, ...]] = {
     "exposed": ("seconds", "fraction"),
     "step time": ("seconds",),
 }
-_EXAMPLE_FIGURES: dict[Dimension, str] = {
+_EXAMPLE_FIGURES: dict[shown.Dimension, str] = {
     "bytes": "`64 MiB`",
     "flops": "`2 GFLOP`",
     "seconds": "`400 us`",
@@ -304,7 +301,7 @@ _EXAMPLE_FIGURES: dict[Dimension, str] = {
 }
 
 
-def dimensions_of(measured: str) -> tuple[Dimension, ...]:
+def dimensions_of(measured: str) -> tuple[shown.Dimension, ...]:
     """The dimensions that a measure or figure can be compared with, the usual one first."""
     return _DIMENSIONS.get(measured, ("number",))
 
@@ -349,9 +346,11 @@ def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
         return evolve(value, dimension=dimensions[0])
     shares = dimensions == ("bytes", "fraction")
     examples = {**_EXAMPLE_FIGURES, "fraction": "`20% of forward`"} if shares else _EXAMPLE_FIGURES
-    wanted = " or ".join(NAMES[dimension] for dimension in dimensions)
+    wanted = " or ".join(shown.DIMENSION_NAMES[dimension] for dimension in dimensions)
     subject, relation = (_CUT, "is counted in") if measured == _CUT else (f"`{measured}`", "is compared with")
-    message = f"{subject} {relation} {wanted}, not {relation.rpartition(' ')[2]} {NAMES[value.dimension]}"
+    message = (
+        f"{subject} {relation} {wanted}, not {relation.rpartition(' ')[2]} {shown.DIMENSION_NAMES[value.dimension]}"
+    )
     help = f"write a figure such as {' or '.join(examples[dimension] for dimension in dimensions)}"
     report(diagnose("APL201", message, value.span, help=help))
     return value
@@ -371,11 +370,11 @@ def _fit_match(match: syntax.Match, report: Report) -> syntax.Match:
         report(diagnose("APL112", f"the name `{match.pattern}` {problem}", span))
     elif match.property == "dtype":
         pattern = match.pattern.removeprefix("torch.")
-        pattern = ALIASES.get(pattern, pattern)
-        if not any(map(NameGlob(pattern).matches, DTYPES)):
-            near = nearest(pattern, (*DTYPES, *ALIASES))
+        pattern = shown.ALIASES.get(pattern, pattern)
+        if not any(map(NameGlob(pattern).matches, shown.DTYPES)):
+            near = shown.nearest(pattern, (*shown.DTYPES, *shown.ALIASES))
             message = f"there is no tensor type `{match.pattern}`"
-            report(diagnose("APL115", message, span, help=did_you_mean(near), write=near))
+            report(diagnose("APL115", message, span, help=shown.did_you_mean(near), write=near))
         return evolve(match, pattern=pattern)
     return match
 

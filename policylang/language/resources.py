@@ -23,7 +23,7 @@ def _folder(in_checkout: str) -> Path:
 
 
 def data_file(name: str) -> Path:
-    """A generated or written table of this room."""
+    """A generated or written table of the language."""
     return Path(__file__).parent / "data" / name
 
 

@@ -1,8 +1,8 @@
 """The statements of the language: a registered class each.
 
-A kind says which rule of ``grammar/apl.lark`` makes it and which words open it, what the tree becomes, what has to
-follow where the text breaks off, its canonical text, and what can be wrong with it whatever its names mean. The parser,
-messages, digests and highlighting ask the registry; data classes are in ``syntax.py``, meanings in ``data/words.toml``.
+A kind has its rule of ``grammar/apl.lark``, the words that open it, its tree transformation, what has to follow a text
+that breaks off, its canonical text, and its checks that need no names. The parser, messages, digests and highlighting
+ask the registry; data classes are in ``syntax.py``, meanings in ``data/words.toml``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from attrs import evolve, frozen
 
-from policylang.language import syntax
+from policylang.language import predicates, syntax
 from policylang.language.diagnostics import (
     Diagnostic,
     Fix,
@@ -27,22 +27,18 @@ from policylang.language.diagnostics import (
     prefixed,
     written,
 )
-from policylang.language.grammar import is_policy_name
-from policylang.language.lexer import Lexeme
-from policylang.language.predicates import (
-    Report,
-    fit_quantity,
-    format_glob,
-    integer,
-    last_text,
-    quantity_text,
-    quoted,
-    spanned,
+from policylang.language.lexer import Lexeme, is_policy_name
+from policylang.language.selectors import (
+    SelectorRules,
+    SpannedSelector,
+    format_counted,
+    format_picked,
+    format_selector,
+    names_in,
+    walk,
 )
-from policylang.language.selectors import SelectorRules, SpannedSelector, format_counted, format_picked, format_selector
 from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import COMPARISONS, Action, Let, Policy, Quantity, Rule, Scope, Statement
-from policylang.language.walk import names_in, walk
 
 LANGUAGE_VERSION = (0, 2)
 """The version of the language that this package reads: what ``requires policylang`` is compared with."""
@@ -51,7 +47,7 @@ ACTIONS = {word: action for action in Action for word in (action.word, _SYNONYMS
 FATES: tuple[str, ...] = get_args(get_type_hints(syntax.Undecided)["fate"])
 FIGURES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
 OUTCOMES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectFate)["fate"])
-"""What an expectation may expect of values."""
+"""The outcomes that an expectation may require."""
 
 MissingRow = tuple[str, str, str, str | None]
 """The last word and the terminals that the parser accepts there (a minus: does not accept); then the name of what has
@@ -72,7 +68,7 @@ class StatementKind:
     """True if it buckets or schedules collectives."""
     missing: ClassVar[tuple[MissingRow, ...]] = ()
     named: ClassVar[tuple[str, ...]] = ()
-    """The names that may stand right behind its opener, where the grammar allows any."""
+    """The names that may follow its opener, if the grammar allows any."""
     is_over_dims: ClassVar[bool] = False
     """True if `over` and mesh dimensions may end it."""
     closing: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -89,7 +85,7 @@ class StatementKind:
         return self.opener.upper().replace(" ", "_")
 
     def check(self, statement: Any) -> Iterator[Diagnostic]:
-        """What is wrong with a statement whatever its names mean."""
+        """Check a statement, whatever its names mean."""
         yield from ()
 
     def text(self, statement: Any) -> str:
@@ -124,7 +120,7 @@ class RequiresKind(StatementKind):
         parts = requires.version.split(".")
         if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
             message, help = f"`{requires.version}` is not a version", "a version is written as `0.2`"
-            yield diagnose("APL016", message, last_text(requires.version, requires.span), help=help)
+            yield diagnose("APL016", message, predicates.last_text(requires.version, requires.span), help=help)
             return
         here, wanted = zip(*zip_longest(LANGUAGE_VERSION, map(int, parts), fillvalue=0), strict=True)
         if not COMPARISONS[requires.op](here, wanted):
@@ -138,7 +134,7 @@ class IncludeKind(StatementKind):
     made, rule, opener = syntax.Include, "include", "include"
 
     def build(self, span: Span, _word: Lexeme, target: Lexeme) -> syntax.Include:
-        return syntax.Include(quoted(target), target.type == "BUNDLED", span=span)
+        return syntax.Include(predicates.quoted(target), target.type == "BUNDLED", span=span)
 
 
 class DeviceKind(StatementKind):
@@ -147,9 +143,9 @@ class DeviceKind(StatementKind):
 
     def build(self, span: Span, _word: Lexeme, target: Lexeme) -> syntax.Device:
         if target.type != "STRING" and (not re.fullmatch(r"\w[\w.+-]*", target) or target.endswith(".toml")):
-            message, good = "the file of a device profile stands in quotes", f'"{target}"'
+            message, good = "the file of a device profile is quoted", f'"{target}"'
             target.report("APL116", message, help=f"write `{good}`", write=[good])
-        return syntax.Device(quoted(target), span=span)
+        return syntax.Device(predicates.quoted(target), span=span)
 
 
 class LetKind(StatementKind):
@@ -166,10 +162,10 @@ class BlocksKind(StatementKind):
     made, rule, opener = syntax.Blocks, "blocks", "blocks"
 
     def build(self, span: Span, _word: Lexeme, glob: Lexeme) -> syntax.Blocks:
-        return syntax.Blocks(quoted(glob), span=span)
+        return syntax.Blocks(predicates.quoted(glob), span=span)
 
     def text(self, blocks: syntax.Blocks) -> str:
-        return f"blocks {format_glob(blocks.glob)}"
+        return f"blocks {predicates.format_glob(blocks.glob)}"
 
 
 class UndecidedKind(StatementKind):
@@ -207,7 +203,7 @@ class RuleKind(StatementKind):
             if word in modifiers[:index]:
                 end = parts[index + 1].span.start
                 fixes = [Fix("leave it out", (TextChange(Span(word.span.source, word.span.start, end), ""),))]
-                word.report("APL209", f"`{word}` stands before this rule twice", fixes=fixes)
+                word.report("APL209", f"`{word}` is before this rule twice", fixes=fixes)
         if verb not in ACTIONS:
             verb.misnamed("APL013", f"`{verb}` is not an action", ACTIONS, f"the actions are {', '.join(ACTIONS)}")
         names = [str(word) for word in modifiers]
@@ -220,7 +216,7 @@ class RuleKind(StatementKind):
         return Rule(action, selector.selector, "optional" in names, "override" in names, budget, span=span)
 
     def text(self, rule: Rule) -> str:
-        limit = "" if rule.budget is None else f" up to {quantity_text(rule.budget)} per rank"
+        limit = "" if rule.budget is None else f" up to {predicates.quantity_text(rule.budget)} per rank"
         return f"{'override ' if rule.override else ''}{rule.action.word} {format_selector(rule.selector)}{limit}"
 
 
@@ -292,13 +288,13 @@ class BucketKind(StatementKind):
         positions = (part for part in walk(selector.selector) if isinstance(part, syntax.Ordinal))
         ends = (each.scope for each in positions if each.span.end == selector.span.end)  # outside parentheses
         if blocks is None and (taken := next(filter(None, ends), None)) is not None:
-            message = f"`per {taken.value}` counts within the selector here, and says nothing of a bucket"
+            message = f"`per {taken.value}` counts within the selector here, not in a bucket"
             help = f"write `({selector.span.one_line})`, and behind it what goes into one bucket"
             word.report("APL014", message, selector.span, help=help)
         elif blocks is None and size is None and not loose:
             help = "write `per block`, `per 2 blocks`, or a size such as `up to 256 MiB`, behind it"
             said = evolve(inserted(span, "per block"), is_choice=True)
-            message = "this does not say how much goes into one bucket"
+            message = "the size of a bucket is missing"
             word.report("APL116", message, span, help=help, fixes=[said])
         return syntax.Bucket(selector.selector, blocks, size, span=span)
 
@@ -307,7 +303,7 @@ class BucketKind(StatementKind):
 
     def text(self, bucket: syntax.Bucket) -> str:
         per = {None: "", 1: " per block"}.get(bucket.blocks, f" per {bucket.blocks} blocks")
-        limit = "" if bucket.size is None else f" up to {quantity_text(bucket.size)}"
+        limit = "" if bucket.size is None else f" up to {predicates.quantity_text(bucket.size)}"
         return f"bucket {format_picked(bucket.selector)}{per}{limit}"
 
 
@@ -381,8 +377,8 @@ class OverlapKind(StatementKind):
 
     def text(self, overlap: syntax.Overlap) -> str:
         in_flight, peak = overlap.in_flight, overlap.peak
-        limits = "" if in_flight is None else f" up to {quantity_text(in_flight)} in flight"
-        limits += "" if peak is None else f" within {quantity_text(peak)} of peak"
+        limits = "" if in_flight is None else f" up to {predicates.quantity_text(in_flight)} in flight"
+        limits += "" if peak is None else f" within {predicates.quantity_text(peak)} of peak"
         return f"overlap {format_picked(overlap.selector)}{limits}"
 
 
@@ -416,7 +412,7 @@ def _blocks(number: int) -> str:
 
 def _distance(number: Lexeme) -> int:
     """A distance in blocks; 0 is reported and read as 1."""
-    blocks = integer(number)
+    blocks = predicates.integer(number)
     if not blocks:
         message = "a distance of 0 blocks moves nothing"
         number.report("APL205", message, help="write `1`, or leave the line out", write=["1"])
@@ -428,7 +424,7 @@ def _distance(number: Lexeme) -> int:
 
 @frozen
 class _Limit:
-    """A limit, and what it is one of: of an expectation the whole that it is a share of, if that is said."""
+    """A limit, and the whole that it is a share of, if an expectation names it."""
 
     quantity: Quantity
     of: str | None
@@ -479,20 +475,20 @@ class ExpectTotalKind(StatementKind):
                 message = f"a share of the {of} is per cent, and `{limit.span.one_line}` is not"
                 last.of.report("APL201", message, limit.span, help=f"write a share such as `30% of {of}`")
         elif name in ("saved", "recomputed") and limit.dimension == "fraction":
-            message = f"`{limit.span.one_line}` does not say of what"
+            message = f"`{limit.span.one_line}` is a share of nothing"
             share = f"{limit.span.one_line} of forward"
             figure.report("APL201", message, limit.span, help=f"write `{share}`", write=[share])
         return syntax.ExpectTotal(name, str(sign), limit, bool(middle), span=span)  # type: ignore[arg-type]
 
     @staticmethod
-    def fit(expectation: syntax.ExpectTotal, report: Report) -> syntax.ExpectTotal:
+    def fit(expectation: syntax.ExpectTotal, report: predicates.Report) -> syntax.ExpectTotal:
         """Converts the limit to the dimension of the figure; reports a misfit."""
-        return evolve(expectation, limit=fit_quantity(expectation.figure, expectation.limit, report))
+        return evolve(expectation, limit=predicates.fit_quantity(expectation.figure, expectation.limit, report))
 
     def text(self, expectation: syntax.ExpectTotal) -> str:
         per = " per block" if expectation.per_block else ""
         of = " of forward" if expectation.of_forward else ""
-        return f"expect {expectation.figure}{per} {expectation.op} {quantity_text(expectation.limit)}{of}"
+        return f"expect {expectation.figure}{per} {expectation.op} {predicates.quantity_text(expectation.limit)}{of}"
 
 
 class ExpectCountKind(StatementKind):
@@ -505,7 +501,7 @@ class ExpectCountKind(StatementKind):
         if loose and loose[-1][1].end == selector.span.end and isinstance(loose[-1][0], Scope):
             scope = loose.pop()[0]
         said: Any = " ".join(bound)
-        return syntax.ExpectCount(said, integer(number), selector.selector, scope, span=span)
+        return syntax.ExpectCount(said, predicates.integer(number), selector.selector, scope, span=span)
 
     def text(self, expectation: syntax.ExpectCount) -> str:
         counted = format_counted(expectation.selector, expectation.scope)
@@ -520,7 +516,7 @@ class ExpectFateKind(StatementKind):
         quantifier: Any = "no" if said == ["no"] else "every"
         if not said and not selector.span.text.startswith("every"):
             help = "write `every` or `no` before it"
-            message = "this expectation does not say whether all of these nodes or none of them"
+            message = "`every` or `no` is missing before these nodes"
             fixes = [prefixed(selector.span, quantifier) for quantifier in ("every", "no")]
             word.report("APL208", message, selector.span, help=help, fixes=fixes)
         return syntax.ExpectFate(quantifier, selector.selector, str(fate), span=span)  # type: ignore[arg-type]
@@ -533,12 +529,12 @@ class ExpectFateKind(StatementKind):
 
 _BY_CLASS = {kind.made: kind for kind in KINDS}
 OPENERS = tuple(dict.fromkeys(kind.opener for kind in KINDS if kind.opener))
-"""The words that open statements, but for actions and what may stand before a rule."""
+"""The words that open statements, except actions and what may precede a rule."""
 MODIFIERS = ("optional", "override")
 """Words before a rule; the first also before changes of the graph's structure and scheduling."""
 
 
-@spanned
+@predicates.spanned
 class _LimitRules(SelectorRules):
     """The rules of the grammar for limits."""
 
@@ -582,7 +578,9 @@ def _callback(kind: StatementKind) -> Callable[..., Statement]:
     return build
 
 
-StatementRules = spanned(type("StatementRules", (_LimitRules,), {kind.rule: _callback(kind) for kind in KINDS}))
+StatementRules = predicates.spanned(
+    type("StatementRules", (_LimitRules,), {kind.rule: _callback(kind) for kind in KINDS})
+)
 """The rules of the grammar from ``start`` down; a statement is built from the words of its rule."""
 
 
@@ -597,10 +595,8 @@ def format_statement(statement: Statement) -> str:
 
 
 def format_policy(policy: Policy) -> str:
-    """The canonical text of a resolved policy: names that are used, includes in place, no comments.
-
-    Digests and cache keys are made of it, so it holds everything that can change a decision and nothing else.
-    """
+    """The canonical text of a resolved policy: names that are used, includes in place, no comments. Digests and cache
+    keys are made of it, so it holds everything that can change a decision and nothing else."""
     used = names_in(policy, policy.statements)
     lets = [let for name, let in policy.lets.items() if name in used]
     lines = [f"policy {policy.name}"] if is_policy_name(policy.name) else []
@@ -631,6 +627,6 @@ def report_loose(statement_words: list[Lexeme]) -> None:
             help = "write `per block`" if counts else "to take some of the blocks, write such as `in every 2nd block`"
             word.report("APL014", message, span, help=help, write=["per block"] if counts else [])
             continue
-        message = f"`per {scope.value}` has no `first`, `last`, `3rd` or `every 2nd` of its own before it"
+        message = f"`per {scope.value}` has no `first`, `last`, `3rd` or `every 2nd` before it"
         help = f"write which of them, such as `first … per {scope.value}`, or leave `per {scope.value}` out"
         word.report("APL014", message, span, help=help, fixes=[left_out(span)])

@@ -1,4 +1,4 @@
-"""The tree of a policy: plain data with spans, the one thing that every later stage reads.
+"""The tree of a policy: plain data with spans, which every later stage reads.
 
 The parser builds it from text, the resolver replaces each :class:`Word` by a :class:`Reference` or an
 :class:`Operator` and expands includes; planning sees resolved trees only. Spans take no part in equality, so two
@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Source, Span
-from policylang.language.shown import Measured
+from policylang.language.shown import Dimension
 
 
 class Action(Enum):
@@ -70,7 +70,7 @@ class Scope(Enum):
 
 
 NOWHERE = Span(Source("<policy>", ""), 0, 0)
-"""The span of what was written nowhere: a tree that came from no text."""
+"""The span of a tree without text."""
 
 
 @frozen
@@ -97,7 +97,7 @@ class Word(_Spanned):
 
 @frozen
 class Operator(_Spanned):
-    """Operators by name. Each part is a glob over names; ``None`` stands for "any"."""
+    """Operators by name. Each part is a glob over names; ``None`` means "any"."""
 
     namespace: str | None
     name: str
@@ -126,11 +126,9 @@ class InModule(_Spanned):
 
 @frozen
 class BlockSet:
-    """Which blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high.
-
-    The numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``. With a ``share``, the first or last are
-    that part of the model's blocks, rounded down.
-    """
+    """Which blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high. The
+    numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``. With a ``share``, the first or last are that
+    part of the model's blocks, rounded down."""
 
     kind: Literal["any", "every", "first", "last", "range"]
     n: int = 0
@@ -151,11 +149,9 @@ class InBlock(_Spanned):
 
 @frozen
 class Ordinal(_Spanned):
-    """A choice by position, 1-based and in graph order.
-
-    ``first n`` and ``last n`` take n, ``nth`` the nth alone, ``every`` the nodes ``start``, ``start + n``, … where
-    ``start`` is ``n`` unless ``from`` was written. ``scope`` is None where no ``per`` was written.
-    """
+    """A choice by position, 1-based and in graph order. ``first n`` and ``last n`` take n, ``nth`` the nth alone,
+    ``every`` the nodes ``start``, ``start + n``, … where ``start`` is ``n`` unless ``from`` was written. ``scope`` is
+    None where no ``per`` was written."""
 
     kind: Literal["first", "last", "nth", "every"]
     n: int
@@ -216,8 +212,7 @@ class Chain(_Spanned):
 
 @frozen
 class ChainOf(_Spanned):
-    """``S chain``: S and the chain after it; with ``cut``, what lies after (before) the first ``marker`` of the
-    line."""
+    """``S chain``: S and the chain after it; with ``cut``, the part after (before) the first ``marker`` of the line."""
 
     selector: Selector
     cut: Literal["after", "before"] | None = None
@@ -249,7 +244,7 @@ class Quantity(_Spanned):
     ``%``."""
 
     value: float
-    dimension: Measured
+    dimension: Dimension
 
 
 TIMES = ("time", "time_per_gib")
@@ -378,7 +373,7 @@ class Rule(_Spanned):
 
     @property
     def tail(self) -> Span | None:
-        """What stands behind the selector, and that another action has not."""
+        """The words after the selector, which other actions lack."""
         return None if self.budget is None else self.budget.span
 
     @property
@@ -439,7 +434,7 @@ Rewriting = Restructuring | Bucket
 
 @frozen
 class SchedulingLine(_Spanned):
-    """What says when collectives start and where they are awaited; one subclass for each kind of line."""
+    """Sets when collectives start and where they are awaited; one subclass for each kind of line."""
 
     is_alone: ClassVar[bool] = False
     """True if of several lines of its kind that pick a collective the last one moves it, and the others do not."""
@@ -494,7 +489,7 @@ class KeepOrder(SchedulingLine):
 
 
 Scheduling = Prefetch | Delay | Overlap | KeepOrder
-"""A statement that says when collectives start and where they are awaited."""
+"""A statement that sets when collectives start and where they are awaited."""
 
 
 @frozen
@@ -558,11 +553,9 @@ class File(_Spanned):
 
 @frozen
 class Policy:
-    """A resolved policy: includes expanded, every name looked up, ready to be planned on any graph.
-
-    ``lets`` holds every name that a selector may refer to (the user's and the prelude's), in the order of
-    definition, each referring to earlier ones only. ``rules`` are in order of precedence, lowest first.
-    """
+    """A resolved policy: includes expanded, every name looked up, ready to be planned on any graph. ``lets`` holds
+    every name that a selector may refer to (the user's and the prelude's), in the order of definition, each referring
+    to earlier ones only. ``rules`` are in order of precedence, lowest first."""
 
     name: str
     lets: dict[str, Let]

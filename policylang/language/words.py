@@ -1,6 +1,6 @@
-"""The words of the language: what each means, and the lists of them that highlighters need.
+"""The words of the language: their meanings, and the lists of them that highlighters need.
 
-Meanings are in ``data/words.toml``, for editors and ``policylang explain WORD``. Which words there are is said by the
+Meanings are in ``data/words.toml``, for editors and ``policylang explain WORD``. The words themselves are in the
 grammar, the classes of ``syntax.py``, the statements and the prelude; lists elsewhere are made from these:
 ``scripts/make_word_lists.py`` brings those of TextMate and tree-sitter up to date, Pygments reads them.
 """
@@ -14,13 +14,12 @@ from typing import Literal
 
 from attrs import frozen
 
-from policylang.language.grammar import keywords, terminal_texts, word_pairs
-from policylang.language.lexer import BEHIND_SELECTOR
+from policylang.language.lexer import BEHIND_SELECTOR, keywords, terminal_texts, word_pairs
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, IS_KINDS, MEASURES, PROPERTIES
 from policylang.language.resources import data_file
+from policylang.language.shown import UNITS
 from policylang.language.statements import ACTIONS, FIGURES, KINDS, MODIFIERS, OPENERS
-from policylang.language.units import UNITS
 
 Sense = Literal[
     "action", "modifier", "statement", "selector", "position", "scope", "place", "flow", "joining", "predicate",
@@ -40,7 +39,7 @@ class Meaning:
     example: str
     """A whole statement in which the first of the words, at least, has this sense."""
     section: str
-    """The heading of ``docs/language.md`` that tells more."""
+    """The heading of ``docs/language.md`` that explains it."""
 
     @property
     def page(self) -> str:

@@ -107,8 +107,8 @@ def describe(target: Any) -> OperatorInfo:
 
 
 def argument(node: fx.Node, places: Sequence[Place], *, skip: int = 0) -> list[Any]:
-    """The arguments of a call at the given places; a default that was not written is left out. ``skip``: so many
-    arguments come before those of an operator that runs inside another."""
+    """The arguments of a call at the given places; omitted defaults are left out. ``skip``: the number of arguments
+    before those of an operator that runs inside another."""
     args, kwargs = node.args[skip:], node.kwargs
     if places is ALL_KEYWORDS:
         return list(kwargs.values())
@@ -144,7 +144,7 @@ def draws_random(operator: OperatorInfo, node: fx.Node) -> bool:
 
 
 def group_name(operator: OperatorInfo, node: fx.Node) -> str:
-    """The process group of a collective; empty where the call does not say it by name."""
+    """The process group of a collective; empty if the call does not name it."""
     names = (value if isinstance(value, str) else name_of_group(value) for value in argument(node, operator.group))
     return next(filter(None, names), "")
 
@@ -182,7 +182,7 @@ def _describe_overload(target: OpOverload) -> OperatorInfo:
         if given.name in _GROUP_ARGUMENTS:
             group.append(place)
     if namespace == "c10d" and schema.name.endswith("_"):
-        written.append((0, schema.arguments[0].name))  # their schemas do not say so
+        written.append((0, schema.arguments[0].name))  # their schemas do not declare it
     writes, returns = schema.is_mutable or bool(written), schema.returns
     spared = target in side_effect_functions() and not namespace.endswith("c10d_functional")
     holds = {
@@ -209,7 +209,7 @@ def _describe_stand_in(target: StandIn) -> OperatorInfo:
 
 
 def _by_name(name: str) -> int:
-    """The categories that an operator's full name tells."""
+    """The categories that an operator's full name implies."""
     is_compute = name.rpartition(".")[0] in compute_operators()
     return _bits(
         {
@@ -242,9 +242,9 @@ class Statistics:
 
     places: tuple[int, ...]
     writes: bool = True
-    """In place, without saying so in its schema; otherwise it returns new ones."""
+    """In place, without declaring it in its schema; otherwise it returns new ones."""
     may_not_train: bool = True
-    """Its argument ``training`` says whether it trains."""
+    """Its argument ``training`` decides whether it trains."""
     needed: bool = False
     """It cannot be called without them."""
 
@@ -294,7 +294,8 @@ def writes_inside(node: fx.Node) -> int:
 
 
 def _inside(node: fx.Node) -> tuple[int, OperatorInfo]:
-    """The operator that a call runs from a state of the generator, and how many arguments come before its own."""
+    """The operator that a call runs from a state of the generator, and the number of arguments before the
+    operator's."""
     found = ((at + 1, describe(each)) for at, each in enumerate(node.args) if isinstance(each, OpOverload))
     return next(found, (0, describe(node.target)))
 

@@ -1,9 +1,9 @@
 """The layout algebra: where each element of a value comes from, as digits of mixed-radix numbers.
 
-A chain of gathers and layout operators moves elements and computes nothing. Whatever it does, each element of what
-comes out is one element of one rank's shard, and its index there and the ranks' positions in their groups are made of
-the same digits as its index in the result, in another order. So a value is, for each of its dimensions, a list of
-digits, slow to fast; every operator of the chain cuts, moves or joins digits.
+A chain of gathers and layout operators moves elements and computes nothing. Each element of the result is one element
+of one rank's shard; its index there and the ranks' positions in their groups consist of the same digits as its index in
+the result, in another order. So a value is, for each of its dimensions, a list of digits, slow to fast; every operator
+of the chain cuts, moves or joins digits.
 
 ========================  ==============================================================
 gather                    a new slowest digit, the position in its group, of dimension 0
@@ -59,8 +59,8 @@ def permuted(lengths: Sequence[int], dims: Sequence[int]) -> Lengths:
 
 
 def viewed(shape: Sequence[int], stride: Sequence[int], wanted: Sequence[int]) -> Lengths | None:
-    """The strides of a view of another shape; None where there is none and the elements would have to be copied.
-    Dimensions are taken in runs that lie in memory as one; each run is cut anew (``computeStride`` in ATen)."""
+    """The strides of a view of another shape; None if the elements would have to be copied. Each run of dimensions that
+    are contiguous in memory is split anew (``computeStride`` in ATen)."""
     if prod(shape) == 0:
         return tuple(stride) if tuple(shape) == tuple(wanted) else contiguous(wanted)
     strides = [0] * len(wanted)
@@ -171,7 +171,8 @@ class DigitLayout:
 
 
 class NoDigitsError(Exception):
-    """An operator that moves more or other things than digits; a phrase that goes after its name, or nothing."""
+    """An operator that does not only move digits. The message is a phrase that follows the operator's name, or
+    empty."""
 
 
 def shard(shape: Sequence[int], origin: int = SHARD) -> DigitLayout:

@@ -2,14 +2,13 @@
 
 ===============  =======================================================================================================
 ``layout``       the digits of where each element comes from (:mod:`policylang.operators.layouts`)
-``strides``      a tensor that lies otherwise in memory than it was traced with
+``strides``      a tensor with other strides than it was traced with
 ``small``        the call on tensors whose lengths a proof has made small
 ``values``       the elements themselves
 ===============  =======================================================================================================
 
-``MOVERS`` says which operator is which move. Elements are moved in pure Python and not by
-torch: plans are made where there is none, and a sum that tells which of hundreds of ranks it is of, or an exact mean,
-is no machine number. The tests hold every move against torch.
+``MOVERS`` maps operators to moves. Elements are moved in pure Python, not by torch: planning needs no torch, and a sum
+that identifies hundreds of ranks, or an exact mean, is no machine number. The tests compare every move with torch.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Move:
     """It may leave out elements, add some, or return several tensors."""
 
     def layout(self, value: DigitLayout, added: Digits = ()) -> DigitLayout:
-        """The layout of its result, of a split of each piece. ``added``: the digits that count what it puts together.
+        """The layout of its result; of a split, of each piece. ``added``: the digits that count the values it joins.
         Raises :class:`NoDigitsError`."""
         raise NoDigitsError("is no layout operator")
 
@@ -163,7 +162,7 @@ class View(Move):
             raise MoveError(f"views {list(value.shape)} as {list(self.shape)}")
         stride = viewed(value.shape, value.stride, self.shape)
         if stride is None and not self.copy:
-            raise MoveError("views a tensor whose elements do not lie side by side")
+            raise MoveError("views a tensor that is not contiguous")
         if stride is None:
             return Tensor.fresh(value.elements(), self.shape)
         return Tensor(value.memory, self.shape, stride, value.offset)
@@ -294,7 +293,7 @@ class Cut(Move):
 
 
 def _within(bound: int | None, length: int, default: int) -> int:
-    """An index that may count from the end and lie outside."""
+    """An index that may count from the end and be out of range."""
     return default if bound is None else max(0, min(length, bound + length if bound < 0 else bound))
 
 
@@ -386,11 +385,11 @@ class GroupMove(Move):
     """A move of the ranks of a group together; its values are one for each of them, in group order."""
 
     ranks: int
-    """The size of the group, as the call has it; 0 where the call does not say."""
+    """The size of the group, as the call gives it; 0 if it does not."""
 
     def _check(self, shards: Sequence[Tensor], *, has_dimensions: bool = False) -> None:
         if self.ranks not in (0, len(shards)):
-            raise MoveError(f"is told of {self.ranks} ranks and has {len(shards)}")
+            raise MoveError(f"expects {self.ranks} ranks and has {len(shards)}")
         if any(not shard.contiguous for shard in shards):
             raise MoveError("reads a tensor that is not contiguous")
         if any(shard.shape != shards[0].shape for shard in shards):
@@ -468,7 +467,7 @@ class Mover:
     read: Callable[..., Move]
     """From the shape of the result and the arguments after the first."""
     categories: int = 0
-    """As its schema says it."""
+    """As its schema declares."""
     defaults: tuple[Any, ...] = ()
     """The defaults of the arguments after the first, None where there is none; plain, as in ``Facts.arguments``."""
 

@@ -1,4 +1,4 @@
-"""Operators that are asked for by name, in full as in ``aten.mm.default``, and the categories of an operator."""
+"""Operators that other modules look up by full name, as ``aten.mm.default``, and the categories of an operator."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ to."""
 VIEWS_UNSAID = frozenset(
     {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
 )
-"""Operators that return memory of their first argument, and whose schemas do not say so."""
+"""Operators that return memory of their first argument without declaring it in their schemas."""
 OFFLOAD, RELOAD, HOST_COPY_WAIT = "policylang.offload.default", "policylang.reload.default", "policylang.wait.default"
 HOST_COPIES = (OFFLOAD, RELOAD, HOST_COPY_WAIT)
 """The operators that start a copy to the host, start one back, and wait for either."""
 SAVES_RANDOM_STATE = "run_and_save_rng_state"
 RUNS_WITH_RANDOM_STATE = ("run_with_rng_state", "graphsafe_run_with_rng_state")
-"""Higher-order operators that run a random operator, by their own names."""
+"""Higher-order operators that run a random operator."""
 MATRIX_PRODUCTS = {"aten.mm.default": 2, "aten.bmm.default": 2, "aten.addmm.default": 3, "aten.baddbmm.default": 3}
 """Products of the last two of so many tensors."""
 PRODUCTS = frozenset({*MATRIX_PRODUCTS, "aten.mv.default", "aten.addmv.default", "aten.dot.default"})
@@ -109,7 +109,7 @@ _WORK = re.compile(rf"(?:^|_)(?:{'|'.join(_WORDS)})(?=_|\d|$)|^(?:{'|'.join(_WHO
 _NONE = re.compile(
     r"^_*(?:upsample|thnn)_|_(?:prepack|unpack|flatten_weight|search)|^lu_unpack|reorder_|_pack_|sdp_choice"
 )
-"""Interpolations, the pointwise part of a recurrent cell, weights that are laid out otherwise, choices of a kernel."""
+"""Interpolations, the pointwise part of a recurrent cell, packed weights, choices of a kernel."""
 
 
 @cache
@@ -119,7 +119,7 @@ def could_do_matrix_work(target: str) -> bool:
     Matrix work is what FLOPs count: products of matrices and vectors, convolutions, attention, recurrent layers, matrix
     decompositions and solves. Pointwise operators, reductions, normalisations, sorts, scans, gathers, scatters, Fourier
     transforms, random draws, copies, views and collectives are none, as in ``torch.utils.flop_counter``. In the
-    namespaces of :data:`KNOWN` words of the name tell them apart; an operator of another one could do anything.
+    namespaces of :data:`KNOWN` words of the name distinguish them; an operator of another one could do anything.
     """
     namespace, _, rest = target.partition(".")
     name = rest.rpartition(".")[2] if namespace in _FUNCTIONS else rest.partition(".")[0]
@@ -140,7 +140,7 @@ _PLAIN_HIGHER_ORDER = frozenset(
         *("graphsafe_run_with_rng_state", "inline_asm_elementwise", "out_dtype", "print"),
     )
 )
-"""Higher-order operators that run no graph of their own, or one in which nothing can communicate."""
+"""Higher-order operators that run no graph, or one in which nothing can communicate."""
 _COMMUNICATES = re.compile(
     r"all_?gather|all_?reduce|reduce_?scatter|all_?to_?all|nccl|nvshmem|p2p"
     r"|(?<![a-z])(?:a2a|send|recv|isend|irecv|put|barrier|broadcast|dispatch|combine|exchange|rendezvous)(?![a-z])"
@@ -149,7 +149,7 @@ _COMMUNICATES = re.compile(
 
 @cache
 def is_unknown(target: str, flags: int) -> bool:
-    """A call of an operator may communicate, or have another effect that its schema does not say.
+    """A call of an operator may communicate, or have another effect that its schema does not declare.
 
     Nothing that communicates is moved across it: two ranks that start their collectives on either side of it in another
     order may wait for each other for ever. An operator of another library that names no process group, writes to

@@ -100,7 +100,7 @@ def _scattered_product(left: Shape, right: Shape, *_: Any, **__: Any) -> int:
 
 
 def _grouped_product(left: Shape, right: Shape, *_: Any, **__: Any) -> int:
-    """Groups are cut from rows, columns or the inner dimension, or are matrices of their own in both."""
+    """Groups are cut from rows, columns or the inner dimension, or are separate matrices in both."""
     if len(left) > len(right):  # each column of `right` meets one matrix of `left`
         left = left[1:]
     return 2 * prod(left) * right[-1]
@@ -287,7 +287,7 @@ _TAKES_FIRST = frozenset((SAVES_RANDOM_STATE, "with_effects"))
 _CARRIERS = _TAKES_FIRST | {*RUNS_WITH_RANDOM_STATE, "out_dtype", "run_dtensor_rng_op"}
 """Higher-order operators that run the operator among their arguments, on those after it."""
 _FUNCTIONALIZED = frozenset(("auto_functionalized", "auto_functionalized_v2"))
-"""Higher-order operators that run an operator on arguments by name; they return its results, then what it wrote."""
+"""Higher-order operators that run an operator on keyword arguments; they return its results, then what it wrote."""
 _TRITON = frozenset(("triton_kernel_wrapper_mutation", "triton_kernel_wrapper_functional"))
 _ONCE = frozenset(
     (
@@ -420,7 +420,7 @@ def _could_do_matrix_work(target: Any) -> bool:
     return makes and not operator.flags & (Category.VIEW | Category.COLLECTIVE) and tags.isdisjoint(target.tags)
 
 
-class _Parts(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class _Parts(DispatchMode):  # type: ignore[misc]  # torch does not type it
     """Counts what runs inside."""
 
     def __init__(self) -> None:
@@ -480,7 +480,7 @@ def _bodies(node: fx.Node) -> list[fx.GraphModule]:
 
 
 def _length(node: fx.Node) -> int | None:
-    """How many elements a map or a scan goes through: the first dimension of what it is given to go through."""
+    """The elements that a map or a scan iterates over: the first dimension of its input."""
     place = 2 if describe(node.target).name.endswith(".scan") else 1
     sizes: list[int] = []
     mapped(node.args[place] if len(node.args) > place else None, lambda each: sizes.append(hinted_shape(each.shape)[0]))
@@ -505,7 +505,7 @@ _WAITS = ("wait_tensor", "wait_tensors")
 
 
 def plain_name(operator: str) -> str:
-    """An operator without its overload, and without what says that it writes into an argument."""
+    """An operator without its overload and without the mark of in-place writes."""
     namespace, _, rest = operator.partition(".")
     return f"{namespace}.{rest.partition('.')[0].removesuffix('_').removesuffix('_out')}"
 
@@ -516,8 +516,8 @@ def is_wait(operator: str) -> bool:
 
 
 def is_product(node: fx.Node) -> bool:
-    """A node runs as a kernel of its own: matrix products, attention, convolutions. A product with a dimension
-    of 1 may become part of any kernel."""
+    """A node runs as a separate kernel: matrix products, attention, convolutions. A product with a dimension of 1 may
+    become part of any kernel."""
     if node.op != "call_function" or is_communication(node):
         return False
     if not describe(node.target).flags & Category.COMPUTE and formula_for(node.target) is None:

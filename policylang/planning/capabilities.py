@@ -1,8 +1,7 @@
 """The register of paths: every way to apply a plan, what it can do, and the class that does it.
 
-Needs no torch, so that a plan made without it is the plan that will be made with it. A new path is a folder of
-``backends`` and one entry here; ``apply``, ``report``, ``agree``, ``check``, ``plan`` and the compile cache's key read
-the entries.
+Needs no torch, so that a plan made without torch equals the plan made with it. A new path is a folder of ``backends``
+and one entry here; ``apply``, ``report``, ``agree``, ``check``, ``plan`` and the compile cache's key read the entries.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Capabilities:
     """True if process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
     undecided: Literal["auto", "as traced", "as checkpointed"] | None = None
     """What ``undecided -> auto`` and ``leave`` mean there: PyTorch's min-cut decides, the value stays saved as it was
-    traced, or the checkpoint around it recomputes it. The plan and its report say the word. None refuses both."""
+    traced, or the checkpoint around it recomputes it. The plan and its report print the word. None refuses both."""
     block_by_block: bool = False
     """True if it sees one block of a model at a time. A plan of the whole graph for it refuses what counts over the
     graph, and decides nothing outside the blocks."""
@@ -54,11 +53,11 @@ FLAT = Capabilities(
 """No min-cut exists there, and the report says how many values stay saved as the traced graph has them."""
 
 HALF = Capabilities(
-    "a half of a partition",
+    "a forward or backward graph",
     rewrites=True,
     orders=True,
     undecided="auto",
-    settled="what is saved was decided when it was cut",
+    settled="what is saved was decided by the partition",
 )
 """Given a policy's rewrites alone: what it saves was decided when it was cut."""
 
@@ -79,7 +78,7 @@ EAGER = Capabilities(
 
 @frozen
 class PathEntry:
-    """A path, as far as it can be told without torch."""
+    """A path, as far as it can be described without torch."""
 
     name: str
     """As ``--path`` takes it."""
@@ -100,7 +99,7 @@ PATHS = (
     PathEntry("joint", JOINT, "policylang.backends.joint:JointPath", (GraphKind.JOINT,), plans=True, compared=True),
     PathEntry("flat", FLAT, "policylang.backends.flat:FlatPath", (GraphKind.FLAT,), plans=True, compared=True),
     PathEntry("half", HALF, "policylang.backends.half:HalfPath", (GraphKind.FORWARD, GraphKind.BACKWARD)),
-    PathEntry("hook", HOOK, "policylang.backends.tags:HookPath", (GraphKind.JOINT,)),
+    PathEntry("hook", HOOK, "policylang.backends.finalize:HookPath", (GraphKind.JOINT,)),
 )
 PLANNED = tuple(path.name for path in PATHS)
 """The names that ``--path`` takes."""
@@ -123,8 +122,8 @@ def path_taking(kind: GraphKind) -> PathEntry:
 
 
 def capabilities_for(kind: GraphKind, path: str | None = None) -> Capabilities:
-    """The capabilities of the path that is named, else of the one that a graph of this kind takes. A forward or
-    backward graph is planned as its joint graph was, unless its own path is named."""
+    """The capabilities of the named path, else of the default path for this kind of graph. A forward or backward graph
+    is planned as its joint graph was, unless ``half`` is named."""
     if path is not None:
         return path_entry(path).capabilities
     found = path_taking(kind)

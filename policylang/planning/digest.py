@@ -8,8 +8,8 @@ from itertools import islice
 
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
+from policylang.language.selectors import tests_of
 from policylang.language.syntax import TIMES, Compare, Overlap, Policy, Statement
-from policylang.language.walk import tests_of
 from policylang.planning.edits.layout_chains import common_names
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import OrderPlan
@@ -30,8 +30,8 @@ def plan_digest(
     """Hex SHA-256 over the policy's resolved text, the node names, the operators, the decisions and the edits, and over
     the figures of a device that the policy decides by and does not name itself.
 
-    Of an edit, what every rank has alike: names and sizes, not the ranks of its own group. What is left as it is does
-    not count: it changes nothing, whatever the reason.
+    An edit contributes what all ranks share: names and sizes, not the ranks of its group. A refused edit contributes
+    nothing: it changes nothing, whatever the reason.
     """
     words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
     decided = (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions)

@@ -1,7 +1,7 @@
 """A policy's expectations: each is held, failed with the figure found, or deferred until after partitioning.
 
 Totals (``expect saved per block <= 220 MiB``), times and the peak of the simulated step, counts of nodes, and what
-becomes of a set of nodes (``expect every S recomputed``). A warning goes with a figure that misses something: work that
+becomes of a set of nodes (``expect every S recomputed``). A warning accompanies a figure that is incomplete: work that
 no FLOP formula counts, values whose sizes come from data.
 """
 
@@ -13,17 +13,16 @@ from typing import Literal, assert_never
 from attrs import evolve, frozen
 
 from policylang.graph.blocks import BlockTable
-from policylang.graph.facts import Facts, uncounted_operators
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, StepKind, uncounted_operators
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.shown import beside, counted, first_lines, joined
 from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectFate, ExpectTotal, Scope
 from policylang.planning.capabilities import JOINT
-from policylang.planning.checkpoints import is_about_whole
 from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, sized_by_data, with_cost
 from policylang.planning.order.statements import plan_order
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.refusals import EXPECTATION_FAILED, MATCHES_NOTHING
+from policylang.planning.schedule import is_about_whole
 from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections, group_keys, selections_for
 from policylang.planning.value_outcome import (
@@ -270,11 +269,11 @@ class NodeOutcomes:
         rows = dict(needs.rows)
         rows[RECOMPUTED] = tuple(sorted({*rows.get(RECOMPUTED, ())}.difference(rebuilt)))
         moved = {row: outcome for outcome, each in needs.rows.items() if outcome.moves for row in each}
-        for row in rebuilt:  # a view comes after what it looks into
+        for row in rebuilt:  # a view comes after its storage
             moved[row] = moved.get(facts.inputs[row][0], ON_HOST)
             rows[moved[row]] = (*rows.get(moved[row], ()), row)
         rows[KEPT] = (*rows.get(KEPT, ()), *needs.symbolic)
-        self._needed: dict[int, Outcome] = {}  # by owner; of several outcomes the first in this order
+        self._needed: dict[int, Outcome] = {}  # by producer; of several outcomes the first in this order
         for outcome in sorted(rows, key=lambda each: _PRECEDENCE.index(each.held)):
             for row in rows[outcome]:
                 self._needed.setdefault(facts.owners[row], outcome)
@@ -308,19 +307,20 @@ def check_outcome(expectation: ExpectFate, rows: Sequence[int], outcomes: NodeOu
     if wrong:
         not_so = f"not {wanted}" if every else wanted
         return Finding("failed", f"{len(wrong):,} of {nodes} {not_so}", first_lines(wrong, _MOST_NAMES))
-    return LEFT_OPEN if is_open else Finding("held", f"{'all' if every else 'none of'} {nodes} {wanted}")
+    share = "none of" if not every else "1 of" if len(rows) == 1 else "all"
+    return LEFT_OPEN if is_open else Finding("held", f"{share} {nodes} {wanted}")
 
 
 # --- once the partitioner has decided ---------------------------------------------------------------------------------
 
 
 def check_deferred(plan: Plan, final: Plan, needs: SavedForBackward) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    """The plan with its deferred expectations held or failed, and an error for each that failed. What no FLOP formula
-    counts is warned of again, now that it is known what is recomputed.
+    """The plan with its deferred expectations held or failed, and an error for each that failed. Warnings about
+    uncounted FLOPs are repeated, now that the recomputations are known.
 
-    ``final`` has the rows of ``plan`` with every decision taken, and ``needs`` is what follows from it. Selectors
-    range over the graph as it was planned; the fate of a node is looked up in the final plan. Scheduling lines are
-    planned anew on what is recomputed then, for the peak and the times of the step.
+    ``final`` is ``plan`` with every decision taken, and ``needs`` follows from it. Selectors range over the graph as it
+    was planned; the outcome of a node is looked up in the final plan. Scheduling lines are planned anew on what is
+    recomputed then, for the peak and the times of the step.
     """
     waiting = [index for index, outcome in enumerate(plan.expectations) if outcome.status == "deferred"]
     if not waiting:
@@ -349,9 +349,8 @@ def check_deferred(plan: Plan, final: Plan, needs: SavedForBackward) -> tuple[Pl
 def incomplete_figures(
     expectations: Sequence[Expectation], facts: Facts, needs: SavedForBackward, times: NodeTimes | None
 ) -> Iterator[Diagnostic]:
-    """A warning for each expectation about FLOPs or time, if among the rows that it counts are calls that no formula
-    does, and for each about a figure that counts values whose sizes come from data, unless it limits from above what is
-    counted by the most that it can be."""
+    """A warning for each expectation about FLOPs or time that counts calls without a formula, and for each that counts
+    values whose sizes come from data, unless it is an upper limit on figures that count their largest possible size."""
     for each in expectations:
         asks = isinstance(each, ExpectTotal) and (each.figure == "recomputed flops" or (each.of_time and times))
         if isinstance(each, ExpectTotal) and asks:
@@ -396,7 +395,7 @@ def figure_by_data(expectation: Expectation, facts: Facts, needs: SavedForBackwa
 
 
 def _by_hint(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> list[int]:
-    """The rows that the figure of an expectation counts by a hint."""
+    """The nodes that the figure of an expectation counts by a hint."""
     if not isinstance(expectation, ExpectTotal) or expectation.figure == "recomputed operators":
         return []
     return sized_by_data(facts, _counted_rows(expectation, facts, needs))

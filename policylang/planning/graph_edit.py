@@ -26,14 +26,13 @@ class FusedGroup:
     """The process group of a fused collective; as an argument of a new node it becomes that group's name."""
 
     ranks: tuple[int, ...]
-    """Global ranks in group order: it decides which shard lies where."""
+    """Global ranks in group order, which is the order of the shards."""
     name: str | None = None
     """A group of the graph that has exactly these ranks in exactly this order; None where one has to be made."""
     dims: tuple[str, ...] = ()
     """The mesh dimensions it spans, slow to fast, where they are known."""
     everyone: tuple[tuple[int, ...], ...] = ()
-    """The groups of all ranks, this rank's among them, in the same order on every rank; empty where a mesh that says
-    so is not known."""
+    """The groups of all ranks, this rank's among them, in the same order on every rank; empty without a known mesh."""
 
     @property
     def label(self) -> str:
@@ -63,9 +62,9 @@ class NewNode:
     device: str
     module: str
     like: str
-    """An old node whose phase, module and annotations it takes over."""
+    """An old node whose phase, module and annotations it copies."""
     per_rank: bool = False
-    """True if its arguments say which rank it runs on, so that they differ between ranks that agree."""
+    """True if its arguments depend on the rank, so that they differ between ranks that agree."""
 
 
 @frozen
@@ -99,7 +98,7 @@ class Edit:
     sources: tuple[str, ...]
     """The old nodes whose values the new nodes start from."""
     before: str
-    """The old node before which the new ones are put."""
+    """The old node before which the new ones are inserted."""
     nodes: tuple[NewNode, ...]
     replaced: tuple[tuple[str, str], ...]
     """Old node, and the node, new or old, that everyone outside :attr:`dead` reads in its place from now on."""
@@ -107,7 +106,7 @@ class Edit:
     """The old nodes that go, in graph order."""
     proof: Proof
     restrided: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Old nodes that stay, in graph order, whose values are laid out anew because of it, and their strides then."""
+    """Old nodes that stay, in graph order, whose strides change because of the edit, and their new strides."""
     ahead: tuple[str, ...] = ()
     """Old nodes that move to right before the new ones, in graph order."""
     behind: tuple[str, ...] = ()
@@ -124,12 +123,12 @@ class Edit:
 
     @property
     def fewer_collectives(self) -> int:
-        """How many collectives fewer the graph has with it."""
+        """By how much it reduces the number of collectives."""
         dead = frozenset(self.dead)
         return sum(name in dead for name in self.collectives) - len(self.groups)
 
     def words(self) -> Iterator[str]:
-        """The parts that are alike on every rank that makes the edit: names and sizes, not the ranks of its own
+        """The parts that are the same on every rank that makes the edit: names and sizes, not the ranks of its
         groups."""
         yield f"{self.statement} {self.kind} {' '.join(self.sources)} {self.collectives}"
         if not self.per_rank:
@@ -152,13 +151,13 @@ class Refusal:
     reason: str
     """A short phrase, ``other consumer: view_12``."""
     detail: str = ""
-    """A sentence more, where there is more to say."""
+    """A further sentence, if any."""
 
 
 @frozen
 class Edits:
-    """The changes that a policy's statements make to one graph, in the order of carrying it out: statement by
-    statement, then in graph order."""
+    """The changes that a policy's statements make to one graph, in the order of application: by statement, then in
+    graph order."""
 
     done: tuple[Edit, ...] = ()
     refused: tuple[Refusal, ...] = ()

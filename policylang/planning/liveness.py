@@ -17,8 +17,8 @@ from attrs import evolve, field, fields, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.language.shown import counted, format_quantity
-from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.plan import Plan
+from policylang.planning.schedule import Checkpoints, held_and_rerun
 from policylang.planning.value_outcome import (
     KEPT,
     LEFT_TO_MIN_CUT,
@@ -37,7 +37,7 @@ CERTAINLY = 2
 
 @frozen(eq=False, slots=False)
 class SavedForBackward:
-    """What the backward needs of the forward. Rows, each tuple in graph order."""
+    """What the backward needs of the forward. Nodes, each tuple in graph order."""
 
     rows: Mapping[Outcome, tuple[int, ...]] = field(factory=dict)
     """By outcome, the values computed by the forward that the backward needs; of those that are left to PyTorch's
@@ -135,10 +135,8 @@ def backward_needs(
     facts: Facts, decisions: Sequence[Decision | None], on_recompute: Callable[[int], None] | None = None
 ) -> SavedForBackward:
     """Walk the graph once, last node first, so that all readers of a value are known when it is reached.
-
-    ``on_recompute`` is called with each row about to be recomputed, before that is final; it may put another
-    decision in its place, for this row or for earlier ones.
-    """
+    ``on_recompute`` is called with each node about to be recomputed, before that is final; it may replace the decision
+    on this node or on earlier ones."""
     need = bytearray(_read_by_backward(facts))
     flags, is_symbolic = facts.flags, Flag.SYMBOLIC
     found: dict[Outcome, list[int]] = {each: [] for each in (KEPT, RECOMPUTED, ON_HOST, LEFT_TO_MIN_CUT)}
@@ -226,7 +224,7 @@ def with_cost(needs: SavedForBackward, facts: Facts, block_of: Sequence[int], bl
 
 
 def _total(amounts: Sequence[tuple[int, int]], block_of: Sequence[int], blocks: int) -> tuple[int, tuple[int, ...]]:
-    """In all, and by block, of pairs of a row and its amount."""
+    """In all, and by block, of pairs of a node and its amount."""
     totals = [0] * blocks
     for row, amount in amounts if blocks else ():
         if amount and block_of[row] >= 0:
@@ -237,8 +235,8 @@ def _total(amounts: Sequence[tuple[int, int]], block_of: Sequence[int], blocks: 
 def _amounts_of(
     facts: Facts, rows: Sequence[int], figure: Literal["bytes", "flops", "operators"]
 ) -> list[tuple[int, int]]:
-    """Rows with their amounts: the bytes that each allocates, its FLOPs, or 1 for an operator that computes something:
-    no view, no size, and nothing that comes with another operator."""
+    """Nodes with their amounts: the bytes that each allocates, its FLOPs, or 1 for an operator that computes something:
+    no view, no size, no piece of another operator's result."""
     match figure:
         case "bytes":
             return [(row, own_bytes(facts, row)) for row in rows]
@@ -270,7 +268,7 @@ def counted_by_data(facts: Facts, rows: Iterable[int], *, added_up: bool = True)
 
 
 def sized_by_data(facts: Facts, rows: Iterable[int]) -> list[int]:
-    """Those that allocate memory whose size comes from data, each once."""
+    """The nodes that allocate memory whose size comes from data, each once."""
     if not facts.data_sizes:
         return []
     roots = facts.storage_roots

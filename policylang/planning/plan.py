@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.schedule import LEAVES, Schedule, StepKind
+from policylang.graph.facts import LEAVES, Facts, Flag, Schedule, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_text
 from policylang.language.syntax import Policy, Rule, Scheduling
 from policylang.operators.names import WAITS
-from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.graph_edit import Edits
-from policylang.planning.schedule import BLOCKS_AHEAD, Ahead, build_checkpointed_schedule, build_schedule, host_memory
+from policylang.planning.schedule import (
+    BLOCKS_AHEAD,
+    Ahead,
+    Checkpoints,
+    build_checkpointed_schedule,
+    build_schedule,
+    held_and_rerun,
+    host_memory,
+)
 from policylang.planning.value_outcome import Decision, Default, offloads
 
 if TYPE_CHECKING:  # an audit of plans imports no simulation
@@ -49,9 +55,9 @@ class OrderPlan:
     edits: Edits
     """The buckets; a statement is numbered as in ``Policy.rewrites``."""
     facts: Facts
-    """The graph as it runs once they are applied, its rows still in traced order."""
+    """The graph as it runs once they are applied, its nodes still in traced order."""
     schedule: Schedule
-    """The steps in the order that is applied, on the rows of :attr:`facts`."""
+    """The steps in the order that is applied, on the nodes of :attr:`facts`."""
     outcomes: tuple[SchedulingOutcome, ...]
     """One for each of ``Policy.scheduling``."""
     diagnostics: tuple[Diagnostic, ...]
@@ -62,17 +68,13 @@ class OrderPlan:
     barriers: Mapping[str, int] = field(factory=dict)
     """Operators that nothing was moved across because nobody knows what they do, and how many calls."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)
-    """Row of :attr:`facts` to block number, -1 outside every block."""
+    """Node of :attr:`facts` to block number, -1 outside every block."""
     block_names: tuple[str, ...] = field(factory=tuple, repr=False)
 
     @property
     def moves(self) -> bool:
         """True if anything runs elsewhere than it was traced."""
         return bool(self.edits) or any(each.moved for each in self.outcomes)
-
-    def order(self) -> list[str]:
-        """The names of the nodes in the order in which they run; a copy to the host or back is none."""
-        return [self.facts.names[row] for kind, row, _ in self.schedule if kind <= 1]
 
     def words(self) -> Iterator[str]:
         """The parts that are alike on every rank: the buckets, and the order in which collectives start and are
@@ -94,13 +96,13 @@ class OrderPlan:
 
 @frozen
 class RuleOutcome:
-    """The matches and decisions of one rule on one graph. Rows are owners, in graph order."""
+    """The matches and decisions of one rule on one graph. Nodes are producers, in graph order."""
 
     rule: Rule
     matched: tuple[int, ...]
     decided: tuple[int, ...]
     overridden_by: dict[int, int]
-    """Later rule to how many of this rule's nodes it took over."""
+    """Later rule to the number of this rule's nodes that it overrides."""
     kept_by_user: int
     """The number of matches that kept the tag of the user's own ``checkpoint``."""
 
@@ -119,7 +121,7 @@ class ExpectationOutcome:
 
 @frozen(eq=False)
 class Plan:
-    """Policy × facts. ``decisions`` has a row for every row of ``facts``; None for nodes no rule can range over."""
+    """Policy × facts. ``decisions`` has an entry for every node of ``facts``; None for nodes no rule can range over."""
 
     policy: Policy
     before: Facts
@@ -142,7 +144,7 @@ class Plan:
     times: NodeTimes | None = field(default=None, repr=False)
     """The times of :attr:`facts` on a device, where one is given."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)
-    """Row to block number, 0-based, -1 outside every block."""
+    """Node to block number, 0-based, -1 outside every block."""
     block_names: tuple[str, ...] = field(factory=tuple, repr=False)
 
     checkpoints: Checkpoints | None = field(default=None, repr=False)
@@ -156,7 +158,7 @@ class Plan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The steps of what follows the plan, on the rows of :attr:`facts`. What is left to PyTorch's partitioner
+        """The steps of what follows the plan, on the nodes of :attr:`facts`. What is left to PyTorch's partitioner
         counts as kept."""
         if self.checkpoints is not None:
             kept = held_and_rerun(self.facts, self.decisions, self.checkpoints)
@@ -215,7 +217,7 @@ class Plan:
         return None if self.untold is not None else self.times
 
     def rule_of(self, row: int) -> Rule | None:
-        """The rule that decided a row, if one did."""
+        """The rule that decided a node, if one did."""
         decision = self.decisions[row]
         return None if decision is None or decision.rule is None else self.policy.rules[decision.rule]
 

@@ -11,17 +11,8 @@ from policylang.language.diagnostics import heeded
 from policylang.language.syntax import Policy
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.checkpoints import (
-    BlockContext,
-    around_blocks,
-    beyond_one_block,
-    checkpoint_of_all,
-    checkpoints_around,
-)
-from policylang.planning.decisions import decide
-from policylang.planning.decisions.fsdp_parameters import FsdpParameters, answered
+from policylang.planning.decisions import decide, rule_warnings
 from policylang.planning.decisions.offloading import offload_diagnostics, prefetch_diagnostics, resolve_offloads
-from policylang.planning.decisions.rule_warnings import gathers_left, markers_lost, markers_outranked, without_effect
 from policylang.planning.digest import plan_digest
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
@@ -29,7 +20,14 @@ from policylang.planning.expectations import check_expectations, incomplete_figu
 from policylang.planning.liveness import with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
-from policylang.planning.schedule import Ahead
+from policylang.planning.schedule import (
+    Ahead,
+    BlockContext,
+    around_blocks,
+    beyond_one_block,
+    checkpoint_of_all,
+    checkpoints_around,
+)
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
 from policylang.planning.value_outcome import KEPT, Default, by_rule, moves
@@ -43,17 +41,16 @@ def plan(
     place: BlockContext | None = None,
     *,
     ranks: Ranks | None = None,
-    aside: FsdpParameters | None = None,
+    aside: rule_warnings.FsdpParameters | None = None,
     device: DeviceProfile | None = None,
 ) -> Plan:
-    """Decide what becomes of every forward value of a graph.
+    """Decide the outcome of every forward value of a graph.
 
-    Never raises for what is wrong between a policy and a graph: that is in ``Plan.diagnostics``. Linear in nodes,
-    edges and matches; the same policy on the same graph gives the same plan, digest included, in every process.
-    ``place`` says which part of a model a graph is that is recomputed as a whole. ``ranks`` are those that
-    share the graph, where they can be asked what they would rewrite. ``aside`` are the weights that FSDP gathers around
-    the graph, in which a rule about gathers then has nothing to match. ``device`` is what times are worked out for, in
-    place of the device that the policy names.
+    Never raises for a policy that does not fit the graph: see ``Plan.diagnostics``. Linear in nodes, edges and matches;
+    the same policy on the same graph gives the same plan, digest included, in every process. ``place``: the part of a
+    model that the graph is, if it is recomputed as a whole. ``ranks``: the ranks that share the graph, if they can be
+    asked for their rewrites. ``aside``: the weights that FSDP gathers outside the graph, where rules about gathers have
+    nothing to match. ``device`` overrides the policy's device.
     """
     before = facts
     edits, facts = plan_edits(policy, before, capabilities, ranks)
@@ -119,7 +116,7 @@ def plan(
     check_cancelled()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
     unmatched = [index for index, each in enumerate(rules) if not each.matched]
-    by_fsdp = answered(policy, aside, unmatched, selections)
+    by_fsdp = rule_warnings.answered(policy, aside, unmatched, selections)
     expectations = tuple(by_fsdp.expectations.get(at, each) for at, each in enumerate(expectations))
     read = needs
     if place is not None:  # what the block returns, the next one's checkpoint holds as its input
@@ -135,13 +132,13 @@ def plan(
         *errors.shares(),
         *errors.of_rules(rules, by_fsdp.rules, around),
         *by_fsdp.diagnostics,
-        *without_effect(rules, facts, decisions, read),
+        *rule_warnings.without_effect(rules, facts, decisions, read),
         *edit_diagnostics(policy, edits, before, capabilities),
         *errors.of_order(order.diagnostics if order is not None else cannot_order(policy, capabilities)),
         *refusals.beyond_capabilities(policy, facts, capabilities, decisions, needs.undecided),
-        *gathers_left(policy, facts, selections.chains, rules),
-        *markers_lost(policy, facts),
-        *markers_outranked(policy, facts, rules, decisions, needs),
+        *rule_warnings.gathers_left(policy, facts, selections.chains, rules),
+        *rule_warnings.markers_lost(policy, facts),
+        *rule_warnings.markers_outranked(policy, facts, rules, decisions, needs),
         *safety.diagnostics(),
         *prefetch_diagnostics(policy, facts, needs, blocks.names),
         *(offload_diagnostics(policy, facts, decisions, needs, stays) if capabilities.offloads else ()),

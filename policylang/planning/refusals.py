@@ -23,7 +23,7 @@ from policylang.language.diagnostics import (
     removed,
     written,
 )
-from policylang.language.grammar import words_of
+from policylang.language.lexer import words_of
 from policylang.language.shown import counted, first_lines
 from policylang.language.syntax import Policy, Rule, Undecided
 from policylang.planning.capabilities import WHAT_FSDP_MEANS, Capabilities
@@ -59,7 +59,7 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
     help = f"if that is as it should be, write `optional {rule.text}`"
     fixes = [*no_match.would_match(rule.selector, selections), prefixed(rule.span, "optional")]
     if of_weights:
-        sharded = f"where they are, {WHAT_FSDP_MEANS} says who gathers them"
+        sharded = f"where they are, {WHAT_FSDP_MEANS} explains who gathers them"
         help = f"leave it out, or write it with `optional`, where no weights are sharded; {sharded}"
         fixes.append(removed(rule.span))
     found = diagnose(
@@ -74,17 +74,17 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
 
 
 def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Diagnostic:
-    """A rule whose every match later rules took over. ``rules``: what became of all of them."""
+    """A rule that later rules override on every match. ``rules``: the outcomes of all rules."""
     takers = [(policy.rules[index], count) for index, count in outcome.overridden_by.items()]
     taken = sum(outcome.overridden_by.values())
     which = _all_nodes(taken) if taken == len(outcome.matched) else f"{taken} of the {len(outcome.matched)} nodes"
     kept = f", and the model's own checkpoint has tagged {outcome.kept_by_user}" if outcome.kept_by_user else ""
     return diagnose(
         OVERRIDDEN,
-        f"`{outcome.rule.text}` decides nothing: other rules take over {which} it matches{kept}",
+        f"`{outcome.rule.text}` decides nothing: other rules override {which} it matches{kept}",
         span=outcome.rule.span,
-        help="remove it, or move it below the rules that take its nodes over",
-        related=tuple(Related(f"`{rule.text}` takes over {count}", rule.span) for rule, count in takers),
+        help="remove it, or move it below the rules that override it",
+        related=tuple(Related(f"`{rule.text}` overrides {count}", rule.span) for rule, count in takers),
         fixes=[removed(outcome.rule.span), *moved_below(outcome, rules)],
     )
 
@@ -111,7 +111,7 @@ def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
 
 
 def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> Diagnostic:
-    """``rule``: what asks for the recomputation. ``rows`` and ``reasons`` in graph order."""
+    """``rule``: the rule or default that asks for the recomputation. ``rows`` and ``reasons`` in graph order."""
     text, help = rule.span.one_line, "save these values with a rule"
     fixes = [put_behind(rule.span, f"save {operators}")] if (operators := _operators(rows, facts)) else []
     if isinstance(rule, Rule):
@@ -129,7 +129,7 @@ def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], 
 
 
 def _operators(rows: Sequence[int], facts: Facts) -> str:
-    """The operators of some rows, as a selector; empty where there are many, or one that a policy cannot name."""
+    """The operators of some nodes, as a selector; empty where there are many, or one that a policy cannot name."""
     names = dict.fromkeys(".".join(facts.targets[row].split(".")[:2]) for row in rows)
     nameable = len(names) <= _MOST_NAMES and all(map(_NAMEABLE.fullmatch, names))
     return ", ".join(names) if nameable else ""
@@ -145,7 +145,7 @@ def node_and_place(facts: Facts, row: int) -> str:
 
 
 def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: Facts) -> Diagnostic:
-    """``rows``: discrete choices that a rule, or what no rule decides, would have recomputed; in graph order."""
+    """``rows``: discrete choices that a rule or the default would have recomputed; in graph order."""
     recomputes = policy.undecided is not None and policy.undecided.fate == "recompute"
     asked = "`undecided -> recompute`" if recomputes else "the checkpoint"
     if rule is not None:
@@ -153,8 +153,8 @@ def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: 
     operator = facts.targets[rows[0]].split(".")[1]
     return diagnose(
         ROUTING_KEPT,
-        f"{asked} leaves {forward_values(len(rows))} saved that choose what follows, `{facts.names[rows[0]]}` first: "
-        "a second run could choose otherwise",
+        f"{asked} leaves {forward_values(len(rows))} saved that steer later operators, `{facts.names[rows[0]]}` first: "
+        "recomputation could choose otherwise",
         span=None if rule is None else rule.span,
         help=f"write `recompute {operator}`{' after it' if rule else ''} if that cannot happen here",
         fixes=[] if rule is None else [put_behind(rule.span, f"recompute {operator}")],
@@ -165,8 +165,8 @@ def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: 
 def beyond_capabilities(
     policy: Policy, facts: Facts, capabilities: Capabilities, decisions: Sequence[Decision | None], rows: Sequence[int]
 ) -> Iterator[Diagnostic]:
-    """Whatever a policy decides that the path cannot do: refused, never ignored. ``rows``: the values that the backward
-    reads and that no rule decides, in graph order."""
+    """Refuses whatever a policy decides that the path cannot do. ``rows``: the values that the backward reads and that
+    no rule decides, in graph order."""
     for rule in policy.rules:
         leaves = rule.action.leaves and capabilities.undecided is None
         why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
@@ -195,7 +195,7 @@ def beyond_capabilities(
 
 
 def _other_action(rule: Rule) -> Iterator[Fix]:
-    """The fixes that say another action, without the budget that only offloading has."""
+    """The fixes that write another action, without the budget that only offloading has."""
     words = words_of(rule.span.source, rule.span.start, rule.span.end)
     verb = next((word for word in words if word.type == "ACTION"), None)
     if verb is None:
@@ -223,7 +223,7 @@ def _done_with_fsdp(statement: syntax.Bucket | syntax.Scheduling) -> str:
         case syntax.Bucket():
             return "leave the line out: `fully_shard` gathers and scatters at once what it is called with"
         case syntax.Prefetch() | syntax.Overlap():
-            return "FSDP2 gathers beside what computes; `prefetch … N blocks ahead` says how far ahead"
+            return "FSDP2 gathers beside computation; `prefetch … N blocks ahead` sets how far ahead"
         case syntax.Delay():
             return "FSDP2 has no call for that: it scatters a block's gradients behind its backward; compile the model"
         case syntax.KeepOrder():

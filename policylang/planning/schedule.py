@@ -1,18 +1,21 @@
-"""Builds the schedule of a training step from facts and decisions: each recomputation runs as late as possible.
+"""What runs in a training step and when: eager checkpoints around blocks, and the schedule of facts and decisions.
 
-What a graph runs keeps the order in which it was traced, a partition all of its forward first. In a region of the
-backward, the first step that needs a recomputed value gets, just before itself, everything that is recomputed for it,
-in forward order; later steps of the region share it. Pieces of a tuple are taken right behind the recomputed operator,
-so that what nobody takes can be freed. Copies to the host and back come last.
+A checkpoint recomputes its block as a whole, operator by operator, up to the last value that its backward reads. A
+value that a rule saves is held until the recomputation reaches it; the inputs of the block until its backward is over.
+
+Everywhere else a recomputation runs as late as possible. Nodes keep the order in which they were traced, in a partition
+the whole forward first. In a region of the backward, all that the first reader of a recomputed value needs is
+recomputed just before that reader, in forward order; later steps of the region share it. Pieces of a tuple are taken
+right after the recomputed operator, so that unused ones can be freed. Copies to the host and back are added last.
 
 A forward or backward graph runs as it is. A *joint graph* has one region. Where anything is recomputed, the backward
-that depends on no gradient and has no effect waits until it is needed, too. What leads to no result does not run, and
-all pieces follow their operator.
+that depends on no gradient and has no effect waits until it is needed, too. Dead nodes do not run, and all pieces
+follow their operator.
 
 A *flat graph* may have any number of regions, parted by forward nodes that still run. A recomputed value that the rest
-of the forward holds beyond a region anyway is read there as it is. What is written in place is recomputed as a whole. A
-forward run is left out where nothing of the forward reads the value, unless it draws, writes or has another effect: a
-draw that does not happen would shift every later one.
+of the forward holds beyond a region anyway is read there without recomputation. Values written in place are recomputed
+as a whole. A forward run is left out where nothing of the forward reads the value, unless it draws, writes or has
+another effect: a draw that does not happen would shift every later one.
 
 O(nodes + edges), the recomputations of a step sorted into forward order.
 """
@@ -21,19 +24,253 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from attrs import frozen
+from attrs import field, frozen
 
-from policylang.graph.blocks import OUTSIDE
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient, mask_of
-from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
-from policylang.operators.names import GETITEM
-from policylang.planning.checkpoints import Checkpoints
+from policylang.graph.blocks import OUTSIDE, BlockTable
+from policylang.graph.facts import (
+    Facts,
+    Flag,
+    GraphKind,
+    InputKind,
+    Phase,
+    Schedule,
+    ScheduleStep,
+    StepKind,
+    forward_users,
+    is_gradient,
+    mask_of,
+)
+from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.selectors import with_lets
+from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Scope
+from policylang.operators.names import DETACHES, GETITEM
+from policylang.planning.value_outcome import Decision, offloads, recomputes
+
+
+@frozen(eq=False)
+class Checkpoints:
+    """The checkpoints of a step, numbered from 0; columns have an entry for each of them."""
+
+    of: Sequence[int] = field(repr=False)
+    """Node of the forward to its checkpoint; -1 outside of all."""
+    reach: Sequence[int]
+    """The first node that is not recomputed any more; 0 where the backward reads nothing of the block's."""
+    first: Sequence[int]
+    """The backward node before which the block is recomputed."""
+    last: Sequence[int]
+    """The last node of the backward that reads what the block has made."""
+    given: Sequence[Collection[int]] = field(repr=False)
+    """The values of the forward that the block reads and has not made."""
+    read: frozenset[int] = field(default=frozenset(), repr=False)
+    """Values that the backward reads and nothing recomputes: outside the blocks, or passed from one to the next."""
+    unchanged: Collection[int] = ()
+    """Nodes of a traced block that return their argument unchanged, and have nothing to keep."""
+    inner: Mapping[int, int] = field(factory=dict)
+    """In a traced block: by node of an operation inside an operator (a DTensor's), the node of that operator. It
+    runs only with that operator, and is never held separately: if the operator is saved, it is neither saved nor
+    recomputed."""
+    crossing: frozenset[int] | None = None
+    """What a block returns and the next block's checkpoint holds, and the memory of that."""
+    beyond: frozenset[int] = frozenset()
+    """In a whole model: what a block returns and something else than the next checkpoint holds, or nothing."""
+
+
+def checkpoint_of_all(facts: Facts, place: BlockContext) -> Checkpoints:
+    """The checkpoint of a traced block, which is the whole graph."""
+    backward = [row for row, phase in enumerate(facts.phases) if phase == _BACKWARD]
+    of, first, last = array("i", bytes(4 * len(facts))), backward[:1] or [len(facts)], backward[-1:] or [OUTSIDE]
+    returned = {row for row in facts.forward if place.crosses and facts.flags[row] & Flag.FORWARD_OUTPUT}
+    crossing = returned.union(facts.storage_roots[row] for row in returned)
+    crossing = {row for row in crossing if facts.ops[facts.storage_roots[row]] == "call_function"}
+    return Checkpoints(
+        of,
+        (place.reach,),
+        first,
+        last,
+        ((),),
+        unchanged=place.unchanged,
+        inner=place.inner,
+        crossing=frozenset(crossing),
+    )
+
+
+def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
+    """One around each block of a model's graph; a graph without blocks is one. Each micro-batch of a flat graph has its
+    own. O(nodes + edges)."""
+    block_of, phases = blocks.block_of, facts.phases
+    of = array("i", [OUTSIDE]) * len(facts)
+    numbers: dict[tuple[int, int], int] = {}
+    steps, behind = 0, False
+    for row, phase in enumerate(phases):
+        if facts.forward_mask[row]:
+            steps, behind = steps + behind, False
+            block = block_of[row] if blocks.names else 0
+            if block != OUTSIDE:
+                of[row] = numbers.setdefault((block, steps), len(numbers))
+        elif phase == _BACKWARD:
+            behind = facts.kind is GraphKind.FLAT
+    reach, first, last = ([start] * len(numbers) for start in (0, len(facts), OUTSIDE))
+    returned = bytearray(len(facts))
+    for row in facts.forward:
+        returned[row] = of[row] != OUTSIDE and leaves_block(facts, row, of)
+    read, readers = set[int](), set[tuple[int, int]]()  # and by which block's backward what others return is read
+    for row, phase in enumerate(phases):
+        for source in facts.inputs[row] if phase == _BACKWARD else ():
+            if not facts.forward_mask[source] or facts.flags[source] & Flag.SYMBOLIC:
+                continue
+            at = of[source]
+            # a block's output is read by the block's backward, or by that of the next block
+            if at == OUTSIDE or (returned[source] and block_of[row] != block_of[source]):
+                read.add(source)
+                if at != OUTSIDE:
+                    readers.add((source, block_of[row]))
+                continue
+            reach[at], first[at], last[at] = max(reach[at], source + 1), min(first[at], row), max(last[at], row)
+    given: list[dict[int, None]] = [{} for _ in numbers]
+    for row in facts.forward:
+        at = of[row]
+        for source in facts.inputs[row] if at != OUTSIDE and row < reach[at] else ():
+            if of[source] != at and facts.forward_mask[source] and not facts.flags[source] & Flag.SYMBOLIC:
+                given[at][source] = None
+    takers = {(row, block) for (block, _), at in numbers.items() for row in given[at] if returned[row]}
+    taken = {row for row, _ in takers}.difference(row for row, _ in readers - takers)
+    crossing, roots = set(taken), facts.storage_roots
+    for row in taken:
+        while row != roots[row] and roots[facts.inputs[row][0]] == roots[row]:
+            row = facts.inputs[row][0]
+            crossing.add(row)
+    beyond = frozenset(row for row in facts.forward if returned[row] and row not in taken)
+    return Checkpoints(of, reach, first, last, given, frozenset(read), crossing=frozenset(crossing), beyond=beyond)
+
+
+def held_and_rerun(
+    facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The nodes that are kept for the backward, those that wait for it on the host, and those that are recomputed, in
+    graph order. A saved view is kept with its memory; a view of an input costs nothing and is rebuilt."""
+    roots, of, reach, inner = facts.storage_roots, checkpoints.of, checkpoints.reach, checkpoints.inner
+    saved = set(checkpoints.read).union(*checkpoints.given)
+    again: list[int] = []
+    for row in facts.forward:
+        if of[row] == OUTSIDE or row >= reach[of[row]]:
+            continue
+        decision = decisions[inner.get(row, row)]
+        runs = decision is None or decision.outcome.reads_again
+        if row in inner and not runs:
+            continue
+        if runs or (row in checkpoints.unchanged and roots[row] not in saved):
+            again.append(row)
+            continue
+        # no size, no operator whose pieces are separate nodes, and none that returns outer memory that it wrote to
+        flags = facts.flags[row]
+        is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
+        is_foreign = flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES or flags & Flag.SYMBOLIC
+        if facts.ops[roots[row]] == "call_function" and not is_tuple and not is_foreign:
+            saved.add(row)
+    moved = {row for row in saved.union(checkpoints.crossing or ()) if offloads(decisions[inner.get(row, row)])}
+    memory = {roots[row] for row in moved}
+    rebuilt = {row for row in saved if roots[row] in memory and recomputes(decisions[row])}
+    return tuple(sorted(saved - moved - rebuilt)), tuple(sorted(moved)), tuple(again)
+
+
+def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
+    """The saved nodes whose value has to be held: not the views of another saved value, which are rebuilt. A node that
+    writes in place belongs to its memory's first node, and is held with it."""
+    roots, rows = facts.storage_roots, frozenset(saved)
+    return frozenset(
+        row for row in rows if roots[row] == row or roots[row] not in rows or not facts.flags[row] & Flag.VIEW
+    )
+
+
+def leaves_block(facts: Facts, row: int, place_of: Sequence[int]) -> bool:
+    """True if a value leaves its block in the forward."""
+    return any(place_of[user] != place_of[row] for user in forward_users(facts, row))
+
+
+PATH_CANNOT, WHOLE_GRAPH = "APL306", "APL391"
+
+
+@frozen(eq=False)
+class BlockContext:
+    """The part of a model that a traced block is, and how far its recomputation goes."""
+
+    reach: int
+    """The first node that is not recomputed."""
+    blocks: BlockTable | None = None
+    """If the graph is one block: that block, among the others. None for a whole model."""
+    numbered: bool = True
+    """True if it is known which block it is."""
+    unchanged: frozenset[int] = frozenset()
+    """The nodes that return their argument as it is, and that a recomputation may skip."""
+    inner: Mapping[int, int] = field(factory=dict)
+    """By node of an operation inside an operator (a DTensor's), the node of that operator, with which alone it runs."""
+    crosses: bool = False
+    """The next block's checkpoint holds what this one returns."""
+    spent: Mapping[int, int] = field(factory=dict)
+    """By rule, the bytes of its budget that the blocks before have used up."""
+
+
+@frozen(eq=False)
+class AroundBlocks:
+    """The nodes of a whole model that checkpoints around its blocks do not see."""
+
+    outside: frozenset[int] = frozenset()
+    """The forward nodes outside every block: no checkpoint is there, and no rule ranges over them."""
+    block_outputs: frozenset[int] = frozenset()
+    """Block outputs: the next checkpoint holds them as its input, unless a rule has them wait on the host."""
+    detached: Mapping[int, int] = field(factory=dict)
+    """Each ``detach``, with its input. Autograd asks for it, as often as it likes: it is no operator of a block."""
+
+
+def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
+    """One pass over the edges; nothing of a graph without blocks, which is one block as a whole."""
+    if not blocks.names:
+        return AroundBlocks()
+    block_of, owners = blocks.block_of, facts.owners
+    outside = frozenset(row for row in facts.forward if block_of[row] == OUTSIDE)
+    returned = {owners[row] for row in facts.forward if block_of[row] != OUTSIDE and leaves_block(facts, row, block_of)}
+    detached = [row for row in facts.forward if facts.targets[row] in DETACHES and facts.inputs[row]]
+    return AroundBlocks(outside, frozenset(returned), {row: facts.inputs[row][0] for row in detached})
+
+
+def beyond_one_block(policy: Policy, place: BlockContext | None) -> Iterator[Diagnostic]:
+    """An error for every rule that one block cannot follow as the whole model would, and a warning for every
+    expectation about the whole, unless the graph is the whole model."""
+    for rule in policy.rules:
+        for part in with_lets(policy, rule.selector):
+            if isinstance(part, Ordinal) and part.scope is Scope.GRAPH:
+                asks = "counts over the whole graph, and an eager checkpoint sees one block at a time"
+                help = "count `per block`"
+            elif isinstance(part, InBlock) and part.which.kind != "any" and place is not None and not place.numbered:
+                asks = "asks which block this is, and the checkpoint does not know"
+                help = "use `policylang.checkpoint_model`, or give `policylang.context_fn` the whole model"
+            else:
+                continue
+            yield diagnose(PATH_CANNOT, f"`{rule.text}` {asks}", rule.span, help=help)
+            break
+    for expectation in policy.expectations if place is not None else ():
+        if is_about_whole(expectation):
+            yield diagnose(
+                WHOLE_GRAPH,
+                f"`{expectation.span.one_line}` is about a whole graph, and is not checked: "
+                "an eager checkpoint sees one block at a time",
+                span=expectation.span,
+                help="write it `per block`, or check it with `policylang plan` on a snapshot of the model",
+            )
+
+
+def is_about_whole(expectation: object) -> bool:
+    """True if it adds up or counts over the whole graph."""
+    if isinstance(expectation, ExpectTotal):
+        return not expectation.per_block
+    return isinstance(expectation, ExpectCount) and expectation.scope in (None, Scope.GRAPH)
+
 
 IN_FLIGHT = 2
-"""The number of copies between device and host that may be under way, in either direction, before one is awaited."""
+"""The most copies between device and host in flight, in either direction, before one is awaited."""
 
 
 BLOCKS_AHEAD = 1
@@ -74,13 +311,13 @@ def with_host_copies(
     A copy starts right behind the last forward reader of its memory, and is awaited before the second copy after it
     starts, at the latest where the forward ends: until then the device holds the value. A backward region fetches a
     value where the second value before it, in the order of first use, is used first, at the earliest where the region
-    begins, and awaits it right before its own first use. So at most :data:`IN_FLIGHT` copies are under way beside the
+    begins, and awaits it right before its own first use. So at most :data:`IN_FLIGHT` copies are in flight beside the
     one that is awaited. With ``ahead`` it fetches what a block uses first where the block so many before it begins.
     """
     if not moved:
         return steps
     begins = dict[int, int]()
-    first_reads = defaultdict[int, dict[int, int]](dict)  # by region, moved rows and the step that reads each first
+    first_reads = defaultdict[int, dict[int, int]](dict)  # by region, moved nodes and the step that reads each first
     for at, (_, row, region) in enumerate(steps):
         begins.setdefault(region, at)
         for source in facts.inputs[row] if region else ():
@@ -136,7 +373,7 @@ _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phas
 _RANDOM_OR_EFFECT = Flag.RANDOM | Flag.EFFECTFUL
 
 Part = tuple[int, list[int]]
-"""A region, 0 for the forward, and rows that run one after the other. A forward row in a region is recomputed."""
+"""A region, 0 for the forward, and nodes that run one after the other. A forward node in a region is recomputed."""
 
 
 def build_schedule(
@@ -145,9 +382,9 @@ def build_schedule(
     offloaded: Iterable[int] | Mapping[int, StepKind] = (),
     ahead: Ahead | None = None,
 ) -> Schedule:
-    """The steps of a graph in which ``recomputed`` rows are recomputed for the backward, ``offloaded`` ones wait on the
-    host in between (or where the step leads that is given for each), and all else that is read is kept. Either may name
-    more rows than the backward needs."""
+    """The steps of a graph in which ``recomputed`` nodes are recomputed for the backward, ``offloaded`` ones wait on
+    the host in between (or where the step leads that is given for each), and all else that is read is kept. Either may
+    name more nodes than the backward needs."""
     again = mask_of(recomputed, len(facts))
     moved = offloaded if isinstance(offloaded, Mapping) else dict.fromkeys(offloaded, StepKind.COPY_TO_HOST)
     if facts.kind is GraphKind.FLAT:
@@ -294,7 +531,7 @@ class _BlockCopies:
 
 
 def _steps(facts: Facts, parts: Sequence[Part]) -> list[ScheduleStep]:
-    """A forward row is recomputed in a region, and so is a backward row that the forward has run."""
+    """A forward node is recomputed in a region, and so is a backward node that the forward has run."""
     first, second, phases = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN), facts.phases
     ahead = {row for region, rows in parts if not region for row in rows if phases[row] == _BACKWARD}
     return [
@@ -345,7 +582,7 @@ def _partition_parts(facts: Facts, again: bytearray) -> list[Part]:
 
 
 def _runs(facts: Facts, again: bytearray) -> tuple[bytearray, bytearray]:
-    """The rows that run in the forward and those that run in the backward: what leads to a result or has an effect."""
+    """The nodes that run in the forward and those that run in the backward: what leads to a result or has an effect."""
     in_forward, in_backward = bytearray(len(facts)), bytearray(len(facts))
     flags, phases, inputs = facts.flags, facts.phases, facts.inputs
     for row in range(len(facts) - 1, -1, -1):
@@ -404,7 +641,7 @@ def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:
 
 class _Flat:
     """The parts of a flat graph. :meth:`parts` runs what the forward needs whatever is recomputed, and before each
-    backward row what is recomputed for it."""
+    backward node what is recomputed for it."""
 
     def __init__(self, facts: Facts, again: bytearray) -> None:
         self.facts = facts
@@ -420,7 +657,7 @@ class _Flat:
 
     def parts(self) -> list[Part]:
         phases, ops, kept = self.facts.phases, self.facts.ops, self.kept
-        ends, end = dict[int, int](), -1  # backward row → the last one of its region
+        ends, end = dict[int, int](), -1  # backward node → the last one of its region
         for row in range(len(phases) - 1, -1, -1):
             if phases[row] == _BACKWARD:
                 end = ends[row] = row if end < 0 else end
@@ -451,9 +688,9 @@ class _Flat:
         return found
 
     def _read_forward(self) -> None:
-        """The forward rows that run whatever is recomputed, and until when its values are held anyway: by the row that
-        allocated some memory, the last forward row that reads it. Counted without what recomputations will read, so a
-        value is said to be alive only where it surely is."""
+        """The forward nodes that run whatever is recomputed, and until when its values are held anyway: by the node
+        that allocated some memory, the last forward node that reads it. Readers in recomputations are not counted, so a
+        value counts as alive only where it certainly is."""
         facts, kept, again = self.facts, self.kept, self.again
         flags, inputs, owners = facts.flags, facts.inputs, facts.owners
         kept_units: set[int] = set()
@@ -466,8 +703,8 @@ class _Flat:
             flag = flags[row]
             in_unit = flag & Flag.REPEATABLE
             if facts.ops[row] == "call_function" and not kept[row]:
-                # Running statistics are memory that outlives the operator: one that can be recomputed without them
-                # returns memory of its own, where one that writes in place returns what it writes to.
+                # Running statistics outlive the operator: an operator that can be recomputed without them returns fresh
+                # memory, one that writes in place returns the memory it writes to.
                 returns_own = not flag & Flag.VIEW and (owners[row] == row or flag & Flag.MULTI_OUTPUT)
                 has_effect = flag & _RANDOM_OR_EFFECT or (flag & Flag.WRITES and (not in_unit or returns_own))
                 kept[row] = bool(not again[row] or has_effect or (in_unit and owners[row] in kept_units))
@@ -482,7 +719,7 @@ class _Flat:
                     kept_units.add(owners[source])
 
     def _again_for(self, reader: int, end: int, done: set[int]) -> list[int]:
-        """The rows recomputed just before a backward row; ``done`` are those that its region has by then."""
+        """The nodes recomputed just before a backward node; ``done`` are those that its region has by then."""
         facts, again = self.facts, self.again
         found: list[int] = []
         pending = [source for source in facts.inputs[reader] if again[source]]

@@ -2,7 +2,7 @@
 
 There is one class for each outcome: it says where the value is held, how many bytes that keeps, which steps it adds to
 the schedule, and its word. Liveness, schedules, expectations, reports and audits ask it and have no formula of their
-own, so that a new outcome is a class here, its steps in :mod:`policylang.graph.schedule`, and what carries it out.
+own, so that a new outcome is a class here, its steps in :mod:`policylang.graph.facts`, and what carries it out.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import ClassVar, Literal, assert_never
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, Flag, StepKind
 from policylang.language.syntax import Action, Policy, Rule
 
 Default = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]

@@ -1,9 +1,9 @@
-"""Opens a comparison of ranks, and finds the one that is under way: the way in for everything that plans.
+"""Opens a comparison of ranks, and finds the current one: the entry point for everything that plans.
 
-Plans are made deep inside torch, which passes nothing on. So whoever starts (a backend, ``apply``, a block in a
-checkpoint) opens a comparison, and whoever plans finds it. For one graph the steps are, in order: the settings, what
-the ranks settle about rewrites, the plan, and the collectives that come of it. A graph without collectives is not
-compared: whatever its ranks decide, none of them waits for another in it.
+Plans are made deep inside torch, which passes nothing on. So the starter (a backend, ``apply``, a block in a
+checkpoint) opens a comparison, and the planner finds it. For one graph the steps are, in order: the settings, the
+agreed rewrites, the plan, and its collectives. A graph without collectives is not compared: whatever its ranks decide,
+none of them waits for another in it.
 """
 
 from __future__ import annotations
@@ -22,30 +22,16 @@ from policylang.graph.facts import Facts
 from policylang.language.syntax import Policy
 from policylang.planning.edits.other_ranks import Proposal, Ranks
 from policylang.planning.plan import Plan
-from policylang.ranks import differences, message_store
-from policylang.ranks.meeting import Meeting
-from policylang.ranks.message_store import SWITCH, MessageStore, StoreFailure
+from policylang.ranks import differences, meeting, rank_account
+from policylang.ranks.meeting import SWITCH, Meeting, MessageStore, StoreFailure
 from policylang.ranks.messages import address_of, in_order
-from policylang.ranks.rank_account import (
-    COLLECTIVES,
-    CollectiveCall,
-    ComparedStep,
-    GraphRun,
-    RankAccount,
-    account_of,
-    collectives_of,
-    collectives_step,
-    offers_step,
-    plan_step,
-    settings_step,
-)
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 
 TIMEOUT = "POLICYLANG_AGREE_TIMEOUT"
 """The seconds that a rank is waited for."""
 
-AgreedAccounts = list[RankAccount]
+AgreedAccounts = list[rank_account.RankAccount]
 """The graphs that were agreed on for one piece of code."""
 Groups = Mapping[str, Sequence[int]]
 """By the name of a process group."""
@@ -63,14 +49,14 @@ class RankComparison:
     around: Groups
     """Over which collectives run that are in no graph, whenever this rank runs."""
     store: MessageStore | None
-    accounts: list[RankAccount] = field(factory=list)
+    accounts: list[rank_account.RankAccount] = field(factory=list)
     """Accounts of all graphs with collectives, compared or not, to be stored beside a cache."""
     facts: Facts | None = None
-    """Of the graph that is being planned."""
-    collectives: Sequence[CollectiveCall] = ()
-    account: RankAccount | None = None
-    before: RankAccount | None = None
-    """The account of the same code with other sizes, on which the ranks have agreed: nobody is asked again."""
+    """The facts of the graph that is being planned."""
+    collectives: Sequence[rank_account.CollectiveCall] = ()
+    account: rank_account.RankAccount | None = None
+    before: rank_account.RankAccount | None = None
+    """The account of the same code with other sizes, on which the ranks have agreed."""
     meeting: Meeting | None = None
     members: frozenset[int] = frozenset()
     """The ranks that share groups of the graphs with this one."""
@@ -78,7 +64,7 @@ class RankComparison:
     @property
     def asks(self) -> bool:
         """This rank compares at all."""
-        return self.agree and message_store.is_on() and self.store is not None
+        return self.agree and meeting.is_on() and self.store is not None
 
     # --- one graph ---
 
@@ -92,11 +78,11 @@ class RankComparison:
             if self.mesh is not None and outside:
                 found = [differences.outside_mesh(group.name, group.ranks, inside) for group in outside]
                 raise PolicyGraphError(found)
-            self.facts, self.collectives = facts, collectives_of(GraphRun("", facts))
+            self.facts, self.collectives = facts, rank_account.collectives_of(rank_account.GraphRun("", facts))
             groups = {name: group.ranks for name, group in facts.groups.items()}
-            self._open(account_of(facts, self.collectives), groups, policy)
+            self._open(rank_account.account_of(facts, self.collectives), groups, policy)
 
-    def _open(self, account: RankAccount, groups: Groups, policy: Policy) -> None:
+    def _open(self, account: rank_account.RankAccount, groups: Groups, policy: Policy) -> None:
         self.close()
         self.account, self.before = account, None
         self.accounts.append(account)
@@ -115,14 +101,14 @@ class RankComparison:
         if self.before is None:
             self._meet(account, groups, policy)
 
-    def _refused_alone(self, account: RankAccount) -> PolicyDivergenceError:
+    def _refused_alone(self, account: rank_account.RankAccount) -> PolicyDivergenceError:
         assert self.store is not None
         found = differences.compiled_otherwise(self.store.rank, self._label(account))
         with suppress(StoreFailure):
             self.store.be_absent("", "", found.message)
         return PolicyDivergenceError([found])
 
-    def _meet(self, account: RankAccount, groups: Groups, policy: Policy) -> None:
+    def _meet(self, account: rank_account.RankAccount, groups: Groups, policy: Policy) -> None:
         """Meet the ranks that share the graph, if there are any, and compare the settings."""
         assert self.store is not None
         every, lines = {**groups, **self.around}, list[str]()
@@ -140,9 +126,9 @@ class RankComparison:
             timeout = distributed.shortest_timeout(shared)
         label = self._label(account)
         self.meeting = Meeting(self.store, self.topic, shared, account.operators, label, policy, timeout)
-        self.meeting.compare(settings_step([*lines, *self.settings()]))
+        self.meeting.compare(rank_account.settings_step([*lines, *self.settings()]))
 
-    def _label(self, account: RankAccount) -> str:
+    def _label(self, account: rank_account.RankAccount) -> str:
         return f"{account.label} ({self.topic})"
 
     def close(self) -> None:
@@ -157,13 +143,13 @@ class RankComparison:
         asked = self.before is not None or self.meeting is not None
         return _AskedRanks(self, self.account, session) if asked and self.account is not None else None
 
-    def compare(self, step: ComparedStep) -> None:
+    def compare(self, step: rank_account.ComparedStep) -> None:
         assert self.account is not None
         self.account.steps.append(step)
         if self.meeting is not None:
             self.meeting.compare(step)
 
-    def launch(self, step: ComparedStep, launched: str, policy: Policy) -> None:
+    def launch(self, step: rank_account.ComparedStep, launched: str, policy: Policy) -> None:
         """The last step of a graph that is compiled."""
         account, before = self.account, self.before
         assert account is not None
@@ -181,19 +167,19 @@ class RankComparison:
         if self.meeting is not None and self.known is not None:
             self.known.append(evolve(account, steps=account.rounds))  # a plan's step would keep its facts alive
 
-    def compare_cached(self, account: RankAccount, policy: Policy) -> None:
+    def compare_cached(self, account: rank_account.RankAccount, policy: Policy) -> None:
         """All steps of a graph that came out of a cache, as they were when it was compiled."""
         self.facts = None
         self._open(evolve(account, steps=[], launched=[]), _groups_of(account), policy)
         for at, step in enumerate(account.steps):
             if step.session:
                 self._settle_again(step, account.steps[at + 1 : at + 2])
-            elif step.name == COLLECTIVES:
+            elif step.name == rank_account.COLLECTIVES:
                 self.launch(step, account.launched[0], policy)
             else:
                 self.compare(step)
 
-    def _settle_again(self, round: ComparedStep, following: Sequence[ComparedStep]) -> None:
+    def _settle_again(self, round: rank_account.ComparedStep, following: Sequence[rank_account.ComparedStep]) -> None:
         """Raises where the ranks settle now on less than the cached graph has."""
         ranks = self.ranks(round.session)
         unshared = ranks.unshared(round.content().offers) if ranks is not None else {}
@@ -210,7 +196,7 @@ class RankComparison:
 
     def stop(self, error: BaseException) -> None:
         """This rank goes no further; the others hear why."""
-        if isinstance(error, PolicyDivergenceError):  # the others have come to the same
+        if isinstance(error, PolicyDivergenceError):  # the others have the same result
             self.meeting = None
             return
         said = error.diagnostics[0].message if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}"
@@ -225,7 +211,7 @@ class RankComparison:
                 self.store.be_absent(address_of(self.topic), "", said)
 
     def why_gone(self) -> Callable[[], PolicyDivergenceError | None]:
-        """For a compiled graph whose collective fails: why another rank does not take part, if it has said so."""
+        """For a compiled graph whose collective fails: why another rank does not take part, if it has sent that."""
         found, keys = self.store, () if self.meeting is None else self.meeting.keys
         if found is None:
             return lambda: None
@@ -246,7 +232,7 @@ class RankComparison:
         return why
 
 
-def _groups_of(account: RankAccount) -> Groups:
+def _groups_of(account: rank_account.RankAccount) -> Groups:
     return {name: group_ranks(name) for name in account.groups}
 
 
@@ -255,20 +241,20 @@ class _AskedRanks:
     """The ranks that share a graph, as a plan asks them what all of them rewrite."""
 
     comparison: RankComparison
-    account: RankAccount
+    account: rank_account.RankAccount
     session: str
 
     def unshared(self, offers: Sequence[Proposal]) -> Mapping[str, str]:
         before, meeting = self.comparison.before, self.comparison.meeting
         if before is not None:
-            # nobody is asked: what was left when the same code was compiled before is left again
+            # nobody is asked: rewrites rejected when the same code was compiled before are rejected now
             last = [each.content().offers for each in before.rounds if each.session == self.session][-1:]
             known = {offer.name for offers in last for offer in offers}
             return {each.name: "not when this code was first compiled" for each in offers if each.name not in known}
         assert meeting is not None
         if not meeting.alike:  # an error in a moment; until then nothing is rewritten
             return {offer.name: "not under the policies of all ranks" for offer in offers}
-        step = offers_step(self.session, offers)
+        step = rank_account.offers_step(self.session, offers)
         self.account.steps.append(step)
         return meeting.settle(step)
 
@@ -286,13 +272,13 @@ def comparing(
     settings: Callable[[], Sequence[str]] = tuple,
     around: Groups = MappingProxyType({}),
 ) -> Iterator[RankComparison]:
-    """Within, ranks compare what they plan, the ones with ``agree`` that is.
+    """Within, ranks compare what they plan, if they have ``agree``.
 
-    ``topic``: what is planned, the same words on every rank. ``known``: what was agreed on for the same code, and is
-    held to where it is compiled again for other sizes; new agreements are added. ``settings``: lines that have to be
-    the same on every rank. ``around``: groups of collectives that are in no graph, FSDP's for one.
+    ``topic``: what is planned, the same words on every rank. ``known``: agreements for the same code, which stay
+    binding when it is recompiled for other sizes; new ones are added. ``settings``: lines that have to be the same on
+    every rank. ``around``: groups of collectives that are in no graph, FSDP's for one.
     """
-    comparison = RankComparison(topic, agree, mesh, known, settings, around, message_store.message_store())
+    comparison = RankComparison(topic, agree, mesh, known, settings, around, meeting.message_store())
     token = _comparison.set(comparison)
     try:
         yield comparison
@@ -306,7 +292,7 @@ def comparing(
 
 def tell_stopped(topic: str, error: BaseException) -> None:
     """Tell other ranks of an error before there is anything to compare."""
-    RankComparison(topic, True, None, None, tuple, {}, message_store.message_store()).stop(error)
+    RankComparison(topic, True, None, None, tuple, {}, meeting.message_store()).stop(error)
 
 
 def is_compared(facts: Facts) -> bool:
@@ -323,8 +309,8 @@ def _comparison_of(facts: Facts) -> RankComparison | None:
 def ranks_of(facts: Facts, policy: Policy, session: str) -> Ranks | None:
     """The ranks that share a graph, for a plan that rewrites it; None where they cannot be asked.
 
-    ``session`` tells the graph itself (of ``facts``, as collected) from the halves that are made of it. To be called
-    wherever a plan is made, also under a policy that rewrites nothing: the comparison begins here.
+    ``session`` distinguishes the graph itself (of ``facts``, as collected) from its forward and backward graph. Call it
+    wherever a plan is made, also under a policy without rewrites: the comparison begins here.
 
     Raises ``PolicyGraphError`` where the mesh does not contain the graph's groups, and ``PolicyDivergenceError``.
     """
@@ -336,30 +322,25 @@ def ranks_of(facts: Facts, policy: Policy, session: str) -> Ranks | None:
 
 
 def agree_on_plan(plan: Plan) -> None:
-    """Return once every rank that shares the graph has the same plan.
-
-    Raises ``PolicyDivergenceError`` where plans differ or ranks are missing. Does nothing outside of
-    :func:`comparing`.
-    """
+    """Return once every rank that shares the graph has the same plan. Raises ``PolicyDivergenceError`` where plans
+    differ or ranks are missing. Does nothing outside of :func:`comparing`."""
     comparison = _comparison_of(plan.before)
     if comparison is not None:
         comparison.begin(plan.before, plan.policy)
-        comparison.compare(plan_step(plan, comparison.collectives))
+        comparison.compare(rank_account.plan_step(plan, comparison.collectives))
 
 
-def agree_on_collectives(plan: Plan, runs: Sequence[GraphRun], settings: Sequence[str] = ()) -> None:
+def agree_on_collectives(plan: Plan, runs: Sequence[rank_account.GraphRun], settings: Sequence[str] = ()) -> None:
     """Return once every rank that shares a graph is about to run the same collectives. ``runs``: what was made of it;
-    ``settings``: what else may be why they differ.
-
-    A graph on which ranks have agreed before is compared with what it was then, and nobody is asked.
-    """
+    ``settings``: what else may be why they differ. A graph on which ranks have agreed before is compared with what it
+    was then, and nobody is asked."""
     comparison = _comparison_of(plan.before)
     if comparison is not None:
         comparison.begin(plan.before, plan.policy)
-        comparison.launch(*collectives_step(runs, settings), plan.policy)
+        comparison.launch(*rank_account.collectives_step(runs, settings), plan.policy)
 
 
-def agree_on_cached(accounts: Sequence[RankAccount], policy: Policy) -> None:
+def agree_on_cached(accounts: Sequence[rank_account.RankAccount], policy: Policy) -> None:
     """:func:`agree_on_collectives` for graphs out of a cache, from the accounts in their sidecars."""
     comparison = _comparison.get()
     if comparison is not None:

@@ -34,10 +34,8 @@ Found = tuple[Diagnostic, dict[str, int]]
 
 
 def first_pair(messages: Mapping[int, RankMessage]) -> Pair | None:
-    """Two ranks that differ, the same two whoever asks; None where all are alike.
-
-    First those that differ in what all have alike, then those that differ over a group that they share.
-    """
+    """Two ranks that differ, the same two whoever asks; None where all are alike. First those that differ in what all
+    have alike, then those that differ over a group that they share."""
     first = min(messages)
     digest = messages[first].digest, messages[first].subject
     other = next((rank for rank in sorted(messages) if (messages[rank].digest, messages[rank].subject) != digest), None)
@@ -91,7 +89,7 @@ def _unlike_plans(pair: Pair, one: StepContent, two: StepContent, messages: Mapp
     if decided is not None:
         ours, theirs = decided
         message = f"ranks decided differently about `{ours.node}`: rank {left} {ours.did}, rank {right} {theirs.did}"
-        # the lines of a policy's canonical text that say by which device times decide: its name and its figures
+        # the lines of a policy's canonical text that name the device and its figures
         by_device = [
             [line for line in each.policy.splitlines() if line.startswith(("device ", "# "))] for each in (one, two)
         ]
@@ -127,7 +125,7 @@ def _unlike_plans(pair: Pair, one: StepContent, two: StepContent, messages: Mapp
 
 
 def _unlike_orders(pair: Pair, one: StepContent, two: StepContent, others: Sequence[str]) -> Diagnostic:
-    """The first collective that two ranks would start at another place, and why, as far as the policy tells."""
+    """The first collective that two ranks would start at another place, and why, as far as the policy shows."""
     left, right = pair
     pairs = enumerate(zip_longest(one.order, two.order, fillvalue="nothing more"), 1)
     at, unlike = next((at, each) for at, each in pairs if each[0] != each[1])
@@ -187,7 +185,7 @@ def unreadable(key: str, why: str) -> Diagnostic:
 
 def stopped(rank: int, error: str) -> Diagnostic:
     message = f"rank {rank}, which shares this graph, stopped: {error}"
-    return diagnose(STOPPED, message, help=f"mend the error of rank {rank}")
+    return diagnose(STOPPED, message, help=f"fix the error of rank {rank}")
 
 
 def absent(mine: RankMessage, absence: Absence) -> Diagnostic:

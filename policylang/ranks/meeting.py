@@ -2,25 +2,23 @@
 
 **Keys.** A rank that is about to plan a graph has a key for each process group of the graph: the topic (the code that
 is compiled, ``apply``, the block), the group (by the name that c10d gives it, which is the same on all members, and its
-ranks), and the epoch: how often the rank's thread has come to the topic. Nothing of the graph is in a key, so ranks
-whose graphs differ meet, and are told so. Two models with groups of their own never meet, in whatever order threads run
-them. Ranks that run one program count alike. Where one has run what others did not have, or threads take turns, one of
-them is ahead: a rank that waits says its epoch, and who reads a higher one goes there.
+ranks), and the epoch: the number of times the rank's thread has reached the topic. Nothing of the graph is in a key, so
+ranks whose graphs differ meet, and report that. Two models with separate groups never meet, in whatever order threads
+run them. Ranks that run one program count alike. If one has run what others did not, or threads alternate, one of them
+is ahead: a rank that waits sends its epoch, and a rank that reads a higher one moves there.
 
 **A step.** A rank writes one message under each of its keys and reads those of the members of its groups; messages name
 the keys of who sent them, and the ranks of these are read too, breadth first. So all ranks that are connected over any
-groups read the same messages, and come to the same verdict without a further word: they are alike, or two ranks differ.
-Of two that differ, the second writes what is behind its digest, and the first reads it and tells all what the
-difference is. A step over, a rank takes away its messages of the step before. The last of all ranks that leaves a
-meeting takes away the rest.
+groups read the same messages, and reach the same verdict without further messages: they are alike, or two ranks differ.
+Of two that differ, the second writes the text of its digest, and the first reads it and reports the difference to all.
+After a step, a rank deletes its messages of the step before. The last rank that leaves a meeting deletes the rest.
 
-**An end.** Whoever finds why nobody can go on writes it under every key that it concerns; of several, the first is
-believed. Whoever reads it writes it under the keys that it knows of, too, and raises. It stays, so that a rank that
-comes late is told.
+**An end.** A rank that finds why nobody can continue writes it under every key that it concerns; of several, the first
+counts. A rank that reads it copies it to the keys that it knows, and raises. The message stays for ranks that are late.
 
-**An absence.** A rank that stops before it knows its groups, or does not compare, counts that as having come, and says
-so beside its status, with topic and epoch. A rank that waits for it in this epoch, or reads a later message of it, ends
-its meeting with that.
+**An absence.** A rank that stops before it knows its groups, or does not compare, counts as present, and sends that
+with its status, topic and epoch. A rank that waits for it in this epoch, or reads a later message of it, ends its
+meeting with that.
 
 **Waiting.** Nobody guesses whether a rank is alive: it is waited for as long as its process groups would wait for it.
 """
@@ -28,11 +26,15 @@ its meeting with that.
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
+import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attrs import define, evolve, field
 
@@ -41,12 +43,198 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.edits.other_ranks import Proposal, compared
 from policylang.ranks import differences
-from policylang.ranks.message_store import MessageStore, StoreFailure
-from policylang.ranks.messages import Absence, EndOfComparison, MeetingKey, RankMessage, RankStatus, address_of, named
+from policylang.ranks.messages import (
+    Absence,
+    EndOfComparison,
+    MeetingKey,
+    RankMessage,
+    RankStatus,
+    address_of,
+    compress,
+    decompress,
+    named,
+    pack,
+    unpack,
+)
 from policylang.ranks.rank_account import SETTINGS, ComparedStep, StepContent, policy_digest
+from policylang.torch_compat import distributed
+
+SWITCH = "POLICYLANG_AGREE"
+PREFIX = "policylang"
+_MOST = 7 << 20
+"""Bytes in one value of a store, which takes 8 MiB."""
+_KEPT = 8
+"""Absences that are repeated with every message."""
+_REASON = 1000
+"""Characters."""
+_T = TypeVar("_T")
+
+
+def is_on() -> bool:
+    """``POLICYLANG_AGREE=0`` turns the comparison of ranks off for the whole program."""
+    return os.environ.get(SWITCH, "1") not in ("0", "false", "off")
+
+
+class StoreFailure(Exception):
+    """The store cannot be reached, or holds what no rank has written."""
+
+    def __init__(self, diagnostic: Diagnostic, is_gone: bool) -> None:
+        super().__init__(diagnostic.message)
+        self.diagnostic, self.is_gone = diagnostic, is_gone
+
+
+@define(eq=False)
+class RankHistory:
+    """A rank's memory of earlier comparisons, so that it mistakes no old message for a new one."""
+
+    token: str = field(factory=lambda: uuid.uuid4().hex)
+    """Identifies the stores that it was made for: one may outlive a process group."""
+    epochs: dict[str, int] = field(factory=dict)
+    """The last at each place, whichever thread was there."""
+    absences: tuple[Absence, ...] = ()
+    """The last of this rank."""
+    told: set[str] = field(factory=set)
+    """The known absences of other ranks."""
+    _visits: threading.local = field(factory=threading.local)
+    """By thread and topic the number of visits: threads run in no order that ranks share."""
+
+    def come_to(self, topic: str, at_least: int = 0) -> int:
+        """The epoch of this thread there; ``at_least``: others have come more often, and ran what this rank did not."""
+        visits = self._visits.__dict__
+        visits[topic] = found = max(visits.get(topic, 0) + 1, at_least)
+        return int(found)
+
+
+@define(eq=False)
+class MessageStore:
+    """This rank's access to the store, over a connection of policylang's own. Methods raise :class:`StoreFailure` where
+    the process that held the store has ended."""
+
+    rank: int
+    default: Callable[[], Any]
+    """The store of torch.distributed while it is there. Not kept alive: its server's port belongs to the user."""
+    earlier: RankHistory = field(factory=RankHistory)
+    """The history of the store before, which may be this one."""
+    threads: bool = False
+    """Ranks are threads of one process."""
+    said: RankStatus = field(factory=RankStatus)
+    _connection: Any = None
+
+    @property
+    def history(self) -> RankHistory:
+        if self._connection is None:
+            with suppress(RuntimeError):  # of a store that is gone, as the next request to it shows
+                self._join()
+        return self.earlier
+
+    @property
+    def alone(self) -> bool:
+        """No other thread of this rank may reach a comparison while this one waits."""
+        return self.threads or threading.current_thread() is threading.main_thread()
+
+    def _ask(self, call: Callable[[Any], _T]) -> _T:
+        try:
+            return call(self._connection or self._join())
+        except RuntimeError as failure:  # torch's own errors of a store
+            raise StoreFailure(differences.store_gone(failure), True) from failure
+
+    def _join(self) -> Any:
+        found, key = distributed.own_connection(self.default()), f"{PREFIX}/rank/{self.rank}"
+        token = distributed.read_all(found, [key])
+        if token is None or token[0] != self.earlier.token.encode():
+            self.earlier = RankHistory()  # others start anew with this store, too
+            found.set(key, self.earlier.token)
+        self._connection = found
+        return found
+
+    def write(self, key: str, value: Any) -> None:
+        text = pack(value)
+        self._ask(lambda to: to.set(f"{PREFIX}/{key}", text))
+
+    def read(
+        self, kind: type[_T], keys: Sequence[str], how: Callable[[type[_T], bytes], _T] = unpack
+    ) -> list[_T] | None:
+        """None where one of them is not there."""
+        found = self._ask(lambda at: distributed.read_all(at, [f"{PREFIX}/{key}" for key in keys]))
+        return None if found is None else [_read(how, kind, *each) for each in zip(keys, found, strict=True)]
+
+    def read_one(self, kind: type[_T], key: str) -> _T | None:
+        found = self.read(kind, [key])
+        return found[0] if found else None
+
+    def has(self, key: str) -> bool:
+        return bool(self._ask(lambda at: at.check([f"{PREFIX}/{key}"])))
+
+    def remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._ask(lambda to, key=key: to.delete_key(f"{PREFIX}/{key}"))  # type: ignore[misc]
+
+    def count(self, key: str) -> int:
+        return int(self._ask(lambda at: at.add(f"{PREFIX}/{key}", 1)))
+
+    def first(self, key: str, value: _T) -> _T:
+        """Write unless another rank has; returns what is there."""
+        there = self._ask(lambda at: at.compare_set(f"{PREFIX}/{key}", "", pack(value)))
+        return _read(unpack, type(value), key, there)
+
+    def write_content(self, key: str, content: StepContent) -> None:
+        """Compressed, because it may be long. Too long for the store: nothing is written."""
+        data = compress(content)
+        if len(data) <= _MOST:
+            self._ask(lambda to: to.set(f"{PREFIX}/{key}", data))
+
+    def read_content(self, key: str) -> StepContent | None:
+        """None while it is not there."""
+        found = self.read(StepContent, [key], decompress)
+        return found[0] if found else None
+
+    def end_of(self, keys: Iterable[MeetingKey]) -> EndOfComparison | None:
+        """Why comparisons under some keys have ended."""
+        return next(filter(None, (self.read_one(EndOfComparison, key.end) for key in keys)), None)
+
+    def say(self, status: RankStatus) -> None:
+        """Tell other ranks what this one does."""
+        if status != self.said:
+            self.write(f"status/{self.rank}", status)
+            self.said = status
+
+    def status(self, rank: int) -> RankStatus:
+        return self.read_one(RankStatus, f"status/{rank}") or RankStatus()
+
+    def be_absent(self, topic: str, graph: str, reason: str) -> None:
+        """Report that this rank takes no part in what others may compare (see :class:`Absence`)."""
+        history, said = self.history, reason.partition("\n")[0][:_REASON]
+        added = Absence(uuid.uuid4().hex, self.rank, topic, history.come_to(topic) if topic else 0, graph, said)
+        history.absences = (*history.absences, added)[-_KEPT:]
+        self.say(RankStatus("stopped" if added.stopped else "uncompared", said, history.absences))
+
+
+def _read(how: Callable[[type[_T], bytes], _T], kind: type[_T], key: str, data: bytes) -> _T:
+    try:
+        return how(kind, data)
+    except ValueError as error:
+        raise StoreFailure(differences.unreadable(key, str(error)), False) from error
+
+
+_current: dict[int, MessageStore] = {}
+"""By rank: a process may play several in threads."""
+
+
+def message_store() -> MessageStore | None:
+    """The store of the default process group; None where there are no ranks to compare with."""
+    default, rank = distributed.default_store(), distributed.own_rank()
+    if default is None or rank is None:
+        return None
+    found = _current.get(rank)
+    if found is None or found.default() is not default:
+        history = RankHistory() if found is None else found.earlier
+        found = MessageStore(rank, weakref.ref(default), history, distributed.ranks_are_threads())
+        _current[rank] = found
+    return found
+
 
 NOTICE = 10.0
-"""Seconds after which a rank says whom it waits for; then whenever it has waited twice as long."""
+"""Seconds after which a rank reports whom it waits for; then whenever it has waited twice as long."""
 _LOOK = 0.25
 """Seconds between two looks at why a rank has not sent anything yet."""
 _FEW = 32
@@ -54,34 +242,31 @@ _FEW = 32
 others would bring the store down."""
 _LONGEST = 4.0
 _CIRCLE = 4
-"""Looks on end after which ranks that wait for each other are told so: they may be about to hear a better reason."""
+"""Consecutive polls after which ranks that wait for each other get that error: a better reason may arrive before."""
 _REPLY = 20.0
-"""Seconds that a rank is waited for which has sent a digest, and is to say what is behind it."""
-_T = TypeVar("_T")
+"""Seconds to wait for the text of a rank that has sent a digest."""
 
 log = logging.getLogger("policylang.ranks")
 
 
 @define
 class _Ended(Exception):
-    """Nobody can go on. This rank has found why, or another has told it."""
+    """Nobody can continue. This rank has found why, or received it from another."""
 
     end: EndOfComparison
 
 
 @define
 class _BehindOthers(Exception):
-    """Others have come to the topic more often, and wait there: they ran what this rank did not have."""
+    """Others have reached the topic more often, and wait there: they ran what this rank did not have."""
 
     epoch: int
 
 
 @define(eq=False)
 class Meeting:
-    """One graph, as this rank compares it with the others.
-
-    Every method raises ``PolicyDivergenceError`` where the ranks differ or one does not come: the same on all of them.
-    """
+    """One graph, as this rank compares it with the others. Every method raises ``PolicyDivergenceError`` where the
+    ranks differ or one does not come: the same on all of them."""
 
     store: MessageStore
     topic: str
@@ -108,7 +293,7 @@ class Meeting:
     _sent: list[str] = field(factory=list)
     """In this step."""
     _waits: bool = False
-    """It has said to which epoch it has come."""
+    """It has sent its epoch."""
     _circle: tuple[tuple[str, ...], int] = ((), 0)
     """The messages that ranks wait for in a circle, and in how many looks on end they have been the same."""
 
@@ -172,9 +357,9 @@ class Meeting:
         return compared(by_offers)
 
     def end(self, end: EndOfComparison) -> EndOfComparison:
-        """Say that nobody is to go on, to all who wait or will: the first to say so is believed."""
+        """Tell all who wait or will that nobody can continue: the first message counts."""
         keys = sorted({*self.keys, *self._reached}, key=lambda key: (key.place, key.epoch))
-        keys = list(dict.fromkeys((*keys, *end.keys)))  # those of others last: they may go on once they are told
+        keys = list(dict.fromkeys((*keys, *end.keys)))  # those of others last: they may continue once they read it
         end = evolve(end, keys=tuple(keys))
         for key in keys:
             end = self.store.first(key.end, end)
@@ -249,7 +434,7 @@ class Meeting:
                 log.warning(waiting, self.store.rank, whom, self.label, now - started, f"{since:%H:%M:%S}")
 
     def _hear(self, keys: Iterable[MeetingKey]) -> None:
-        """Raises where another rank has said that nobody is to go on."""
+        """Raises if another rank has reported that nobody can continue."""
         end = self.store.end_of(keys)
         if end is not None:
             raise _Ended(end)
@@ -345,7 +530,7 @@ class Meeting:
     # --- what is behind a digest ---
 
     def _confront(self, step: ComparedStep, first: int, second: int) -> None:
-        """Two ranks differ: the second publishes what is behind its digest, the first says for all how they differ."""
+        """Two ranks differ: the second publishes the text of its digest, the first reports the difference to all."""
         with self._telling():
             if self.store.rank == second:
                 self._publish(step.content())
@@ -384,7 +569,7 @@ class Meeting:
     def _place(self, message: RankMessage) -> str:
         return f"{message.keys[0].message(message.rank, self._step)}/content"
 
-    # --- telling ---
+    # --- reporting ---
 
     def _say_nothing(self) -> None:
         if self.store.said.kind:
@@ -392,7 +577,7 @@ class Meeting:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Within, a rank that finds why nobody can go on says so to the others, and all raise the same."""
+        """Within, a rank that finds why nobody can continue reports it to the others, and all raise the same."""
         try:
             try:
                 yield

@@ -16,7 +16,7 @@ from policylang.language.plain_data import from_plain, to_plain
 LONGEST = 1 << 20
 """Bytes of a message. Whatever is longer was not written by policylang, and is not read."""
 _LARGEST = 1 << 28
-"""Of decompressed text."""
+"""Bytes of decompressed text."""
 _T = TypeVar("_T")
 
 
@@ -36,7 +36,7 @@ class MeetingKey:
     ranks: tuple[int, ...]
     """Global, sorted."""
     epoch: int
-    """How often a rank has come to the topic."""
+    """The number of times a rank has reached the topic."""
 
     @property
     def place(self) -> str:
@@ -63,7 +63,7 @@ class MeetingKey:
 
 @frozen
 class GroupDigest:
-    """What a rank is about to run over one process group; the same on every member."""
+    """A digest of what a rank is about to run over one process group; the same on every member."""
 
     name: str
     ranks: tuple[int, ...]
@@ -130,7 +130,7 @@ class EndOfComparison:
     absence: str = ""
     """The id of the absence that is why."""
     keys: tuple[MeetingKey, ...] = ()
-    """All that it is said under."""
+    """All keys that it is sent under."""
 
     @classmethod
     def of(cls, found: Diagnostic, **more: Any) -> EndOfComparison:
@@ -143,16 +143,16 @@ class EndOfComparison:
 
 @frozen
 class RankStatus:
-    """What a rank says outside of any comparison. The last one replaces those before."""
+    """What a rank reports outside of any comparison. The last one replaces those before."""
 
     kind: str = ""
-    """``waiting``, ``stopped``, ``uncompared``; empty while there is nothing to say."""
+    """``waiting``, ``stopped``, ``uncompared``; empty without anything to report."""
     text: str = ""
     """For people: what the rank has, why it stopped, or why it does not compare."""
     absences: tuple[Absence, ...] = ()
     """Its last."""
     keys: tuple[MeetingKey, ...] = ()
-    """Of its comparison, while it waits and nothing else of it can run that others may wait for."""
+    """The keys of its comparison, while it waits and nothing else of it can run that others may wait for."""
     awaited: str = ""
     """The first message that it waits for, then."""
     awaited_rank: int = 0

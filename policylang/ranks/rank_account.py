@@ -1,13 +1,13 @@
-"""What a rank is about to do with a graph, reduced to what other ranks can compare: digests, and text behind them.
+"""What a rank is about to do with a graph, reduced to what other ranks can compare: digests, and their text.
 
-Needs neither torch nor the graph. Two kinds of things are compared. Equal on all ranks that are connected over groups:
+Needs neither torch nor the graph. Two kinds of facts are compared. Equal on all ranks that are connected over groups:
 the operators and their decisions, the policy, the order in which groups are used, the recomputed collectives. Equal on
-the members of one process group: each collective over it, with its reduction, element type and sizes. Sizes are
-numbers here, symbolic ones those of this call: ranks that compare now are about to run now.
+the members of one process group: each collective over it, with its reduction, element type and sizes. Sizes are numbers
+here, symbolic ones those of this call: ranks that compare now are about to run now.
 
 Names of nodes and files are not compared, nor nodes that compute sizes: a rank that has met more shapes has more of
 them. Where a rank cuts its part out of a value, or pads it, operators that only move elements follow from its position:
-the first may have a view of the whole, the last a shard that is filled up.
+the first may have a view of the whole, the last a padded shard.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, InputKind, Ref
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, InputKind, Ref, StepKind
 from policylang.language.plain_data import OWN
 from policylang.language.syntax import Policy
 from policylang.operators.moves import MOVERS, GroupMove, movers_of
@@ -58,7 +57,7 @@ class CollectiveCall:
     group: str
     """The name of its process group."""
     ranks: tuple[int, ...]
-    """Of the group, in order."""
+    """The ranks of the group, in order."""
     when: str = ""
     """``forward`` or ``backward``, where the graph was split."""
 
@@ -90,7 +89,7 @@ def collectives_of(run: GraphRun) -> list[CollectiveCall]:
         if name and len(facts.groups[name].ranks) > 1 and (run.rows is None or row in run.rows):
             own_sizes = "all_to_all" in facts.targets[row]
             tensors = list(_tensors(facts.arguments[row]))
-            # lists are of tensors, or the sizes that are each rank's own; some objects have no words of their own
+            # lists are of tensors, or the sizes that differ per rank; some objects have no text
             terms = [
                 text
                 for value in facts.arguments[row]
@@ -127,7 +126,7 @@ def _tensors(values: Sequence[Any]) -> Iterator[int]:
 
 @frozen
 class ComparedStep:
-    """One thing that is compared about a graph."""
+    """One fact that is compared about a graph."""
 
     name: str
     digest: str
@@ -250,7 +249,7 @@ def offers_step(session: str, offers: Sequence[Proposal]) -> ComparedStep:
 
 
 def _counted(facts: Facts) -> list[int]:
-    """The rows that count: those with a group, what is returned, and those with a tensor that do more than move its
+    """The nodes that count: those with a group, what is returned, and those with a tensor that do more than move its
     elements."""
     columns = zip(facts.dtypes, facts.bytes, facts.group_names, facts.ops, facts.targets, strict=True)
     return [

@@ -1,6 +1,6 @@
 """Renders the findings of a check as text, JSON, GitHub's workflow commands, SARIF and JUnit XML.
 
-A format is a function of a :class:`CheckResult` in :data:`RENDERERS`; ``--output-format`` offers what stands there.
+A format is a function of a :class:`CheckResult` in :data:`RENDERERS`; ``--output-format`` offers its keys.
 """
 
 from __future__ import annotations
@@ -26,20 +26,25 @@ _CANNOT_BE_READ = {"APL103", "APL104", "APL152", "APL153", "APL355", "APL416", "
 
 @frozen
 class CheckResult:
-    """The diagnostics of one or more policy files, file by file, each in the order of its text.
-
-    On snapshots: those of the snapshots first; of a file first what is wrong with its text, then, graph by graph, what
-    is wrong between it and the graph.
-    """
+    """The diagnostics of one or more policy files, file by file, each in the order of its text. On snapshots: those of
+    the snapshots first; of a file first what is wrong with its text, then, graph by graph, what is wrong between it and
+    the graph."""
 
     files: tuple[str, ...]
     """The files that were checked, of a folder each one below it; a policy that was loaded already by its name."""
     diagnostics: tuple[Diagnostic, ...]
-    """The findings, in the order that is said above."""
+    """The findings, in the order above."""
     graphs: tuple[str, ...] = ()
     """The snapshots that could be read."""
     plans: tuple[Plan, ...] = field(default=(), repr=False)
     """The plan of each file that can be read on each graph, file by file."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(filter(None, (_text(self), repr(self))))
+
+    def __repr__(self) -> str:
+        counts = counted(len(self.files), "file"), counted(self.errors, "error"), counted(self.warnings, "warning")
+        return f"<policylang.CheckResult: {', '.join(counts)}>"
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -48,7 +53,7 @@ class CheckResult:
 
     @property
     def expectations(self) -> tuple[tuple[str, ExpectationOutcome], ...]:
-        """Every expectation on every graph: the graph's name, and what came of it."""
+        """Every expectation on every graph: the graph's name, and the outcome."""
         names = [name for _ in range(len(self.plans) // max(len(self.graphs), 1)) for name in self.graphs]
         return tuple(
             (name, outcome) for name, plan in zip(names, self.plans, strict=True) for outcome in plan.expectations
@@ -56,17 +61,17 @@ class CheckResult:
 
     @property
     def errors(self) -> int:
-        """How many of the diagnostics are errors."""
+        """The number of errors among the diagnostics."""
         return sum(map(is_error, self.diagnostics))
 
     @property
     def warnings(self) -> int:
-        """How many of them are warnings."""
+        """The number of warnings among them."""
         return sum(diagnostic.severity is Severity.WARNING for diagnostic in self.diagnostics)
 
     @property
     def unreadable(self) -> bool:
-        """Whether one of the files itself could not be read; an include that is missing is an error of its file."""
+        """True if one of the files itself could not be read; an include that is missing is an error of its file."""
         return any(d.span is None and d.code in _CANNOT_BE_READ for d in self.diagnostics)
 
 
@@ -330,10 +335,8 @@ def _uri(path: str) -> str:
 
 
 def render_junit(found: CheckResult) -> str:
-    """A test case for each file, and for each graph or include with findings; it passes where nothing is found.
-
-    Written after the schema of Jenkins' xUnit plugin, which code hosts read. Notes fail nothing.
-    """
+    """A test case for each file, and for each graph or include with findings; it passes where nothing is found. Written
+    after the schema of Jenkins' xUnit plugin, which code hosts read. Notes fail nothing."""
     by_file: dict[str, list[Diagnostic]] = {name: [] for name in found.files}
     bundled = {f"<{name}>": name for name in found.files}
     for each in found.diagnostics:
@@ -386,7 +389,7 @@ def _words(text: str) -> str:
 
 
 def _text(found: CheckResult) -> str:
-    """Of the expectations those that hold: of the others there are diagnostics."""
+    """The expectations that hold: the others have diagnostics."""
     held = [(graph, each) for graph, each in found.expectations if each.status == "held"]
     if len(found.graphs) == 1:
         held = [("", each) for _, each in held]

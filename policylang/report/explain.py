@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from policylang.audit.summary import word
+from policylang.audit.outcome import word
 from policylang.graph.facts import Phase
 from policylang.language.diagnostics import Span
 from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
@@ -29,15 +29,14 @@ from policylang.planning.inspection.communication import (
     communication,
     placed,
 )
-from policylang.planning.inspection.explain import rules_on
-from policylang.planning.inspection.worth import weighed
+from policylang.planning.inspection.worth import rules_on, weighed
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.selection.no_match import nearest_paths, part_counts
 from policylang.planning.selection.selectors import selections_for
 from policylang.report.layout import columns, seconds_text, table
-from policylang.report.order_text import BOUNDED_BY, proof_texts, said_of
 from policylang.report.plan_json import line_data, run_data
+from policylang.report.plan_text import BOUNDED_BY, proof_texts, said_of
 
 _MOST_NAMES = 8
 
@@ -84,7 +83,7 @@ class NodeExplanation(Explained):
     action: str
     """As the language writes it; ``auto`` where it is left to PyTorch's partitioner."""
     reason: str
-    """What decided in place of a rule, if anything did."""
+    """The decider instead of a rule, if any."""
     fate: str | None
     """``saved``, ``recomputed`` or ``offloaded``; None where the backward needs no such value."""
     rules: tuple[RuleLine, ...]
@@ -141,7 +140,7 @@ class RuleExplanation(Explained):
 
 @frozen
 class NodesExplanation(Explained):
-    """Several nodes, a row each."""
+    """Several nodes, one row each."""
 
     asked: str
     nodes: tuple[NodeExplanation, ...]
@@ -219,7 +218,7 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
         decided=len(outcome.decided),
         kept_by_user=outcome.kept_by_user,
         taken_over=tuple(
-            RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} taken over by")
+            RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} overridden by")
             for other, count in outcome.overridden_by.items()
         ),
         parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts, times=plan.times)),
@@ -316,11 +315,11 @@ class LineExplanation(Explained):
 
 
 _MOST_NODES = 4
-_FORWARD = "rules decide about the forward's operators alone"
+_FORWARD = "rules decide about forward nodes alone; `policylang show GRAPH --module …` names them"
 
 
 class NothingToExplain(Exception):
-    """A name that stands for nothing that rules decide about. The first argument says so, the second what to do."""
+    """A name without nodes that rules decide. The first argument reports it, the second is the fix."""
 
 
 def explain_named(plan: Plan, asked: str) -> Sequence[Explained]:
@@ -335,7 +334,7 @@ def explain_named(plan: Plan, asked: str) -> Sequence[Explained]:
         if plan.decisions[row] is None:
             kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
             what = kinds.get(Phase(plan.facts.phases[row]), "not a call")
-            raise NothingToExplain(f"no rule ranges over `{asked}`, which is {what}", _FORWARD)
+            raise NothingToExplain(f"no rule decides about `{asked}`, which is {what}", _FORWARD)
         return [explain_node(plan, row)]
     rows, outcomes = _rows(plan, asked), _outcomes(plan)
     return [NodesExplanation(asked, tuple(explain_node(plan, row, outcomes, reasons=False) for row in rows))]
@@ -373,7 +372,7 @@ def _rows(plan: Plan, asked: str) -> list[int]:
         return decided
     if found:
         names = listed([facts.names[row] for row in found], _MOST_NODES)
-        raise NothingToExplain(f"no rule ranges over what `{asked}` names: {names}", _FORWARD)
+        raise NothingToExplain(f"no rule decides about any node that `{asked}` names: {names}", _FORWARD)
     near = nearest(asked, (facts.names[each] for each in facts.forward))
     if "." in asked or not near:
         near = (*near, *nearest_paths(asked, facts, count=2))[:3]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
-"""0 where somebody asked for as many as it takes; None where nobody said anything."""
+"""0 for as many as needed; None if not set."""
 _NARROWEST = 8
 """The least width of a cell that is shortened."""
 _READABLE = 18
@@ -33,7 +33,7 @@ _HANGS = re.compile(r"\s*(?:= |[-*] )?")
 
 @contextmanager
 def fitted(columns: int | None) -> Iterator[None]:
-    """Within it, text is at most so many columns wide; any width with None or 0, which is a wish too."""
+    """Within it, text is at most so many columns wide; any width with None or 0, which overrides too."""
     token = _COLUMNS.set(max(columns, _LEAST) if columns else columns)
     try:
         yield
@@ -42,7 +42,7 @@ def fitted(columns: int | None) -> Iterator[None]:
 
 
 def columns(most: int | None = None) -> int | None:
-    """How many columns text may have, ``most`` where that is less; None for any number."""
+    """The columns that text may have, at most ``most``; None for any number."""
     found = _COLUMNS.get() or None
     return most if found is None else found if most is None else min(found, most)
 
@@ -58,12 +58,12 @@ def table(
     readable: int = _READABLE,
     wraps: bool = False,
 ) -> str:
-    """Aligned columns; those in ``right`` are aligned to the right. The first row is the head. ``unless_told`` is how
-    wide it may be where nobody says how wide text may be.
+    """Aligned columns; those in ``right`` are aligned to the right. The first row is the head. ``unless_told`` is the
+    greatest width if none is set.
 
-    Where text cells would have less than ``readable`` columns, the columns in ``spare`` are left out one after the
-    other, which is said below, and then the widest of those that are aligned to the left are shortened: of those in
-    ``ends`` the end stays. Where it ``wraps``, the last column goes on below instead.
+    If text cells would have less than ``readable`` columns, the columns in ``spare`` are left out one after the other,
+    with a note below, and then the widest of those aligned to the left are shortened: those in ``ends`` keep their end.
+    If it ``wraps``, the last column continues below instead.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     found = unless_told if _COLUMNS.get() is None else columns()
@@ -74,7 +74,7 @@ def table(
         if most is None or sum(least) + _BETWEEN * (len(shown) - 1) <= most:
             break
         shown.remove(column)
-        left_out.append(rows[0][column] or "a column")
+        left_out.append(f"`{rows[0][column]}`" if rows[0][column] else "a column")
     if most is not None:
         _narrow(widths, shown, right, most)
     lines = []
@@ -133,7 +133,7 @@ _MEANS_SOMETHING = re.compile(r"[^\w\s.,:;()/×→…%+\-=']|//|www\.")
 
 
 def code(text: str) -> str:
-    """Within a line, between more backticks than it has in a row itself."""
+    """Code in a line, between more backticks than it contains."""
     text = one_line(text)
     fence = "`" * (_longest(text) + 1)
     padding = " " if text.startswith("`") or text.endswith("`") else ""

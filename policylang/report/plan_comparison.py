@@ -1,17 +1,337 @@
-"""A comparison of two plans as text, as Markdown for a review, and as JSON."""
+"""What ``policylang show``, ``tune`` and ``diff`` print: a graph, a trade-off and the difference of two plans."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
 
-from attrs import asdict
+from attrs import asdict, evolve
 
-from policylang.language.shown import Measured, counted, format_quantity, joined, listed, shortened, uncounted_text
+from policylang.graph.blocks import BlockTable
+from policylang.graph.facts import Facts
+from policylang.language.shown import (
+    UNCOUNTED_UNKNOWN,
+    Dimension,
+    counted,
+    folded_names,
+    format_quantity,
+    joined,
+    listed,
+    shortened,
+    uncounted_text,
+)
+from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.compare import Change, Decider, Figures, OrderChanges, PlanComparison, folded
+from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
 from policylang.planning.inspection.worth import same_time
-from policylang.report.diagnostics import compared_rows
-from policylang.report.layout import code, device_text, table, words
+from policylang.report.diagnostics import compared_rows, render_json
+from policylang.report.layout import bytes_text, code, device_text, exposed_text, seconds_text, table, times_text, words
+from policylang.tuning.evaluation import Candidate, Tuned
+from policylang.tuning.tuned_policy import TunedPolicy, besides_words, bound_words, budget_words, memory_of, step_words
+
+VERSION = 1
+_COUNTS = ("forward", "backward", "bytes", "FLOPs")
+_TIMES = ("time", "backward time")
+_LONGEST_SHAPE = 24
+_REGION = "region "
+_READABLE = 27
+"""The width below which names of operators, modules and blocks make room for themselves."""
+_NOTE = "bytes and FLOPs are those of the forward; a view has no bytes of its own"
+
+
+def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
+    """The counts by block, by operator, and by module and operator."""
+    timed = found.times is not None
+    head = (*_COUNTS, *_TIMES) if timed else _COUNTS
+    by_block = [(label, *_totals(each)) for label, each in _blocks(found)]
+    by_operator = [(operator, *_totals(each)) for operator, each in found.operators]
+    by_module: list[tuple[str, ...]] = [("module", "operator", "forward", "bytes", "FLOPs", *_TIMES[:timed])]
+    before = None
+    for module, operator, sums in found.modules:
+        calls, _, size, flops, *seconds = _totals(sums)
+        shown = "" if module == before else module or "in no module"
+        by_module.append((shown, operator, calls, size, flops, *seconds[:1]))
+        before = module
+    times = [times_text(found.times)]
+    if found.step is not None:
+        exposed = exposed_text(found.step)
+        step = format_quantity(found.step.step, "seconds")
+        times.append(f"as traced: a step of {step}, exposed {exposed if exposed != '-' else 'nothing'}")
+    narrow = partial(table, ends=(0,), readable=_READABLE)
+    totals = partial(narrow, right=range(1, len(head) + 1), spare=(2, 1))
+    parts = [
+        _graph_heading(name, facts, blocks, found),
+        totals([("block", *head), *by_block]) if blocks.names else "",
+        totals([("operator", *head), *by_operator]) if by_operator else "",
+        narrow(by_module, range(2, len(by_module[0])), spare=(2,)) if found.modules else "",
+        _uncounted(found),
+        "\n".join(filter(None, times)),
+        _NOTE if found.operators else "",
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def nodes_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
+    """The nodes that were asked for, one a line."""
+    total, times = found.total, found.times
+    head = ("node", "operator", "module", "phase", "shape", "bytes", "FLOPs", *_TIMES[: times is not None])
+    rows = [head]
+    for row in found.rows:
+        shape = shortened("×".join(map(str, facts.shapes[row] or ())), _LONGEST_SHAPE)
+        cells = (
+            facts.names[row],
+            facts.targets[row] or facts.ops[row],
+            facts.modules[row] or facts.modules[facts.owners[row]],
+            PHASES[facts.phases[row]],  # type: ignore[index]
+            f"{shape} {facts.dtypes[row]}".strip(),
+            bytes_text(facts.bytes[row] or None),
+            _flops(facts.flops[row], bool(facts.uncounted and facts.uncounted[row])),
+        )
+        rows.append((*cells, *([] if times is None else [seconds_text(times.seconds[row])])))
+    flops = format_quantity(total.flops, "flops")
+    if total.uncounted_calls:
+        flops = f"at least {flops}" if total.flops else "FLOPs not counted"
+    took, backward = (
+        f" in {format_quantity(seconds, 'seconds')}" if seconds else ""
+        for seconds in (total.seconds, total.backward_seconds)
+    )
+    sums = (
+        f"{counted(total.forward, 'forward operator')} of {format_quantity(total.bytes, 'bytes')} and {flops}{took}, "
+        f"{total.backward:,} in the backward{backward}; {_NOTE}"
+    )
+    listed = table(rows, right=range(5, len(head)), ends=(2,), spare=(4, 3))
+    parts = (_graph_heading(name, facts, blocks, found), listed, sums, _uncounted(found), times_text(times))
+    return "\n\n".join(filter(None, parts))
+
+
+def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> Iterator[str]:
+    """One JSON document in pieces, a node a line."""
+    head = {
+        "version": VERSION,
+        "graph": name,
+        "kind": facts.kind.value,
+        "torch": facts.torch_version,
+        "device": None if found.times is None else found.times.device.name,
+        "step_seconds": None if found.step is None else found.step.step,
+        "exposed_seconds": None if found.step is None else found.step.exposed,
+        "phases": dict(found.phases),
+        "total": asdict(found.total),
+        "uncounted_operators": found.uncounted,
+        "blocks": [{"name": block, **asdict(sums)} for block, sums in found.blocks],
+        "operators": [{"name": operator, **asdict(sums)} for operator, sums in found.operators],
+        "modules": [{"module": module, "operator": target, **asdict(sums)} for module, target, sums in found.modules],
+    }
+    yield json.dumps(head, indent=2).removesuffix("\n}")
+    yield ',\n  "nodes": ['
+    before = "\n    "
+    for entry in entries(facts, blocks, found.rows, found.times):
+        yield before + json.dumps(entry)
+        before = ",\n    "
+    yield "\n  ]\n}" if found.rows else "]\n}"
+
+
+def _uncounted(found: GraphOverview) -> str:
+    """The operators that the FLOPs leave out."""
+    if found.uncounted is None:
+        return UNCOUNTED_UNKNOWN
+    return f"uncounted in the forward: {uncounted_text(found.uncounted)}" if found.uncounted else ""
+
+
+def _flops(flops: int, uncounted: bool) -> str:
+    """A lower bound where something is left out."""
+    if not flops:
+        return "not counted" if uncounted else ""
+    return f"≥ {format_quantity(flops, 'flops')}" if uncounted else format_quantity(flops, "flops")
+
+
+def _graph_heading(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
+    made_with = f", torch {facts.torch_version}" if facts.torch_version else ""
+    phases = ", ".join(f"{count:,} {phase}" for phase, count in found.phases)
+    chosen = "" if len(found.rows) == len(facts) else f"{counted(len(found.rows), 'node')} asked for: "
+    inside = counted(len(blocks.names), "block") if blocks.names else "no blocks"
+    if blocks.names and blocks.names[0].startswith(_REGION):
+        inside += " (the model's own checkpoint regions)"
+    return (
+        f"{name}: {facts.kind.value} graph of {counted(len(facts), 'node')}, {inside}{made_with}\n"
+        f"{chosen}{phases or 'no nodes'}"
+    )
+
+
+def _blocks(found: GraphOverview) -> Iterator[tuple[str, Totals]]:
+    """Neighbours of the same figures together."""
+
+    def alike(block: tuple[str | None, Totals]) -> object:
+        """Sums of times differ by their rounding."""
+        return block[0] is None, evolve(block[1], seconds=None, backward_seconds=None), _totals(block[1])
+
+    for _, each in groupby(found.blocks, key=alike):
+        names, (sums, *_) = zip(*each, strict=True)
+        if names[0] is None:
+            yield OUTSIDE_BLOCKS, sums
+        else:
+            yield folded_names(names) + (f" ×{len(names)}, each" if len(names) > 1 else ""), sums
+
+
+def _totals(sums: Totals) -> tuple[str, ...]:
+    return (
+        f"{sums.forward:,}" if sums.forward else "",
+        f"{sums.backward:,}" if sums.backward else "",
+        bytes_text(sums.bytes or None),
+        _flops(sums.flops, bool(sums.uncounted_calls)),
+        *([] if sums.seconds is None else map(seconds_text, (sums.seconds, sums.backward_seconds))),
+    )
+
+
+def account_text(found: TunedPolicy) -> str:
+    """No line end at the end."""
+    tuned, subject = found.tuned, found.subject
+    path = f", path {subject.path}" if subject.path else ""
+    heading = f"tuned for {subject.called} on {subject.device}{path}: {budget_words(tuned.budget)}"
+    sides = [("this policy", tuned.chosen), ("less memory", tuned.less), ("more memory", tuned.more)]
+    shown = [(name, each) for name, each in sides if each is not None]
+    rows: list[tuple[str, ...]] = [("", *(name for name, _ in shown))]
+    for name, text_of in figure_rows(tuned):
+        cells = [text_of(each) for _, each in shown]
+        if any(cell not in ("", "0 B", "0 s") for cell in cells) or name in ("peak", "saved", "recomputed"):
+            rows.append((name, *cells))
+    below = []
+    if tuned.budget.figure != "recompute time":
+        left = int(tuned.budget.limit) - memory_of(tuned.chosen, tuned)
+        room = f"{format_quantity(left, 'bytes')} of the budget are left"
+        below.append(room if left else "the budget is used to the byte")
+    if besides := besides_words(tuned.besides, subject.optimizer):
+        below.append(f"in the peak beside the graph: {besides}")
+    if bound := bound_words(tuned):
+        below.append(f"bound: {bound}")
+    return "\n\n".join(filter(None, (heading, table(rows, right=range(1, len(rows[0]))), "\n".join(below))))
+
+
+def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
+    """The figures of a candidate by name, each as text."""
+    besides = tuned.besides
+    rows: list[tuple[str, Callable[[Candidate], str]]] = [
+        ("peak", lambda each: format_quantity(besides.on(each.peak), "bytes"))
+    ]
+    if besides.on(0) or besides.reserve:
+        rows.append(("of the graph", lambda each: format_quantity(each.peak, "bytes")))
+    return [
+        *rows,
+        ("saved", lambda each: format_quantity(each.saved, "bytes")),
+        ("offloaded", lambda each: format_quantity(each.offloaded, "bytes")),
+        (
+            "recomputed",
+            lambda each: f"{format_quantity(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})",
+        ),
+        ("copies", lambda each: format_quantity(each.copies, "seconds")),
+        ("exposed", lambda each: format_quantity(each.exposed, "seconds")),
+        ("step", step_words),
+    ]
+
+
+def share_text(seconds: float, tuned: Tuned) -> str:
+    """A share of the forward's time: ``3.1%``."""
+    return format_quantity(seconds / tuned.forward, "fraction") if tuned.forward else "-"
+
+
+_LONGEST = 96
+
+
+def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
+    """One row per policy, by rising memory; ``chosen`` marks the tuned one. No line end at the end."""
+    tuned = found.tuned
+    moved = any(each.offloaded for each in tuned.table)
+    waits = any(each.exposed for each in tuned.table)
+    figures = dict(figure_rows(tuned))
+    names = [
+        "peak",
+        "saved",
+        *("offloaded",)[:moved],
+        "recomputed",
+        *("copies",)[:moved],
+        *("exposed",)[:waits],
+        "step",
+    ]
+    at = names.index("recomputed") + 1
+    head = ["", *names[:at], "of the forward", *names[at:], "rules that the row above lacks"]
+    rows = [head]
+    for each, phrase in zip(tuned.table, distinctions(tuned.table), strict=True):
+        cells = [figures[name](each) for name in names]
+        cells[at - 1 : at] = format_quantity(each.recompute, "seconds"), share_text(each.recompute, tuned)
+        rows.append(["->" if chosen and each == tuned.chosen else "", *cells, shortened(phrase, _LONGEST)])
+    subject = found.subject
+    heading = (
+        f"{len(tuned.table)} policies for {subject.called} on {subject.device}, none better in both memory and time"
+    )
+    spare = at + 1, head.index("step"), head.index("saved")
+    return f"{heading}\n\n{table(rows, right=range(1, len(head) - 1), spare=spare, readable=36)}"
+
+
+def distinctions(candidates: Sequence[Candidate]) -> list[str]:
+    """For the first its rules; for each other the rules that the one before does not have, or else those it lacks."""
+    found, before = [], list[str]()
+    for each in candidates:
+        lines = statements(each)
+        new = [line for line in lines if line not in before]
+        gone = [line for line in before if line not in lines]
+        if len(lines) == 1:
+            new = lines
+        otherwise = "without " + "; ".join(gone) if gone else "the same rules in another order"
+        found.append("; ".join(new) or otherwise)
+        before = lines
+    return found
+
+
+def statements(each: Candidate) -> list[str]:
+    """The rules of a candidate, a line each, without comments."""
+    return [line.strip() for line in each.rules.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def tuned_json(found: TunedPolicy, *, chosen: bool = True) -> str:
+    """Bytes are whole numbers, times seconds. ``limit`` is in bytes, of ``recompute time`` a fraction. Without a budget
+    ``policy``, ``chosen``, ``less`` and ``more`` are null, as a neighbour is where there is none."""
+    tuned, subject = found.tuned, found.subject
+    document = {
+        "version": VERSION,
+        "graph": {
+            "name": subject.graph or None,
+            "kind": subject.kind,
+            "nodes": subject.nodes,
+            "fingerprint": subject.fingerprint,
+        },
+        "device": subject.device,
+        "budget": asdict(tuned.budget) if chosen else None,
+        "besides": asdict(tuned.besides),
+        "forward_seconds": tuned.forward,
+        "bound_seconds": tuned.bound if chosen else None,
+        "chosen": candidate_data(tuned.chosen, tuned) if chosen else None,
+        "less": candidate_data(tuned.less, tuned) if chosen else None,
+        "more": candidate_data(tuned.more, tuned) if chosen else None,
+        "table": [candidate_data(each, tuned) for each in tuned.table],
+        "policy": found.text if chosen else None,
+        "diagnostics": json.loads(render_json(found.notes))["diagnostics"],
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def candidate_data(each: Candidate | None, tuned: Tuned) -> dict[str, Any] | None:
+    if each is None:
+        return None
+    return {
+        "rules": each.rules.splitlines(),
+        "peak_bytes": tuned.besides.on(each.peak),
+        "graph_peak_bytes": each.peak,
+        "peak_at": each.peak_at,
+        "saved_bytes": each.saved,
+        "offloaded_bytes": each.offloaded,
+        "recomputed_seconds": each.recompute,
+        "exposed_seconds": each.exposed,
+        "copies_seconds": each.copies,
+        "step_seconds": each.step,
+    }
+
 
 _MOST_NAMES = 6
 _LONGEST_RULE = 72
@@ -126,7 +446,7 @@ def order_change_lines(found: OrderChanges | None) -> list[str]:
 
 
 def _times(old: Figures, new: Figures) -> list[tuple[str, ...]]:
-    """Empty unless both have a device; exposed time has a row where there is any."""
+    """Empty unless both have a device; exposed time has a row if there is any."""
     sides = old.recomputed_seconds, new.recomputed_seconds, old.step_seconds, new.step_seconds
     if any(each is None for each in sides):
         return []
@@ -140,7 +460,7 @@ def _times(old: Figures, new: Figures) -> list[tuple[str, ...]]:
     return rows
 
 
-def _figure(label: str, old: float, new: float, unit: Measured) -> tuple[str, ...]:
+def _figure(label: str, old: float, new: float, unit: Dimension) -> tuple[str, ...]:
     same = same_time(old, new) if unit == "seconds" else old == new
     change = "=" if same else ("+" if new > old else "-") + format_quantity(abs(new - old), unit)
     return label, format_quantity(old, unit), format_quantity(new, unit), change

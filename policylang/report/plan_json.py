@@ -8,27 +8,19 @@ from typing import Any
 
 from attrs import asdict
 
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.names import WAITS
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, copies_of_lines
-from policylang.planning.inspection.communication import (
-    CollectiveEntry,
-    Communication,
-    LineInOrder,
-    StepInOrder,
-    group_of,
-    step_in_order,
-)
-from policylang.planning.inspection.peak_values import values_at_peak
+from policylang.planning.inspection import communication
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, copies_of_lines, values_at_peak
 from policylang.planning.inspection.worth import EditWorth, Worth
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import render_json
-from policylang.simulation.collective_times import operator_name
+from policylang.simulation.node_times import operator_name
 from policylang.simulation.streams import CollectiveRun, Lanes, size_in_flight, streams_of
 
 
-def _order_data(found: Communication | None, *, summary: bool = False) -> dict[str, Any] | None:
+def _order_data(found: communication.Communication | None, *, summary: bool = False) -> dict[str, Any] | None:
     if found is None:
         return None
     return {
@@ -42,7 +34,7 @@ def _order_data(found: Communication | None, *, summary: bool = False) -> dict[s
     }
 
 
-def _steps(step: StepInOrder) -> Iterator[dict[str, str]]:
+def _steps(step: communication.StepInOrder) -> Iterator[dict[str, str]]:
     """The steps in the order in which they run: the node, and what happens. Collectives ``start`` and are awaited
     (``wait``), copies to the host and back too; all else is ``compute``."""
     facts, started = step.facts, streams_of(step.facts).started
@@ -53,7 +45,7 @@ def _steps(step: StepInOrder) -> Iterator[dict[str, str]]:
         yield {"name": facts.names[row], "kind": said}
 
 
-def _step(step: StepInOrder) -> dict[str, Any]:
+def _step(step: communication.StepInOrder) -> dict[str, Any]:
     return {
         "collectives": step.kinds(),
         "exposed_seconds": None if step.lanes is None else step.lanes.exposed,
@@ -63,7 +55,7 @@ def _step(step: StepInOrder) -> dict[str, Any]:
     }
 
 
-def line_data(line: LineInOrder) -> dict[str, Any]:
+def line_data(line: communication.LineInOrder) -> dict[str, Any]:
     """A scheduling line, as :func:`plan_json` has it."""
     return {
         "source": line.source,
@@ -79,7 +71,7 @@ def line_data(line: LineInOrder) -> dict[str, Any]:
     }
 
 
-def _collective(found: Communication, each: CollectiveEntry) -> dict[str, Any]:
+def _collective(found: communication.Communication, each: communication.CollectiveEntry) -> dict[str, Any]:
     return {
         "name": each.name,
         "operator": each.operator,
@@ -110,17 +102,17 @@ def plan_json(
     edits: Sequence[EditWorth] = (),
     summary: bool = False,
 ) -> str:
-    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0. A summary has no ``groups``, and what its
-    rules are worth is null.
+    """Bytes and FLOPs are whole numbers, lines count from 1, blocks from 0. A summary has no ``groups``, and null for
+    the worth of its rules.
 
     ``uncounted_operators``: the forward's operators that could do matrix work and that no FLOP formula counts, with the
-    number of their calls; those of ``with`` are recomputed. Null where an older snapshot does not say. ``notes``: what
-    the figures cannot know, of eager checkpoints planned on a graph that has the operators in another form.
+    number of their calls; those of ``with`` are recomputed. Null if an older snapshot lacks them. ``notes``: what the
+    figures cannot know, for eager checkpoints planned on a graph with operators in another form.
 
     Seconds are those of ``device``, a profile by its name; without one, and where it lacks a figure, both are null.
     ``uncounted_operators`` are priced by the bytes that they move.
 
-    ``rewrites``: what each ``fuse`` and ``collapse`` line that rewrites something is worth; empty in a summary.
+    ``rewrites``: the worth of each ``fuse`` and ``collapse`` line that rewrites something; empty in a summary.
 
     ``host_memory``: the bytes of the pool of pinned memory; ``copies``: what each line copies to the host and back.
 
@@ -215,7 +207,7 @@ def chrome_trace(found: Breakdown) -> str:
     plan, order = found.plan, found.communication
     if order is None or plan.order is None:
         blocks = plan.block_names
-        step = step_in_order(plan.facts, plan.schedule, plan.shown_times, plan.block_of if blocks else ())
+        step = communication.step_in_order(plan.facts, plan.schedule, plan.shown_times, plan.block_of if blocks else ())
         events = list(step_events(_PLANNED, step, blocks))
     else:
         blocks = plan.order.block_names
@@ -230,16 +222,16 @@ def chrome_trace(found: Breakdown) -> str:
 
 def step_events(
     name: str,
-    step: StepInOrder,
+    step: communication.StepInOrder,
     block_names: Sequence[str] = (),
-    entries: Mapping[int, tuple[CollectiveEntry, Sequence[str]]] | None = None,
+    entries: Mapping[int, tuple[communication.CollectiveEntry, Sequence[str]]] | None = None,
     process: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """The events of a step that has times. ``entries``: by the ``id`` of its run, what is known of a collective beside
     the graph, and the lines that joined or moved it."""
     lanes, facts = step.lanes, step.facts
     assert lanes is not None, "a trace needs the times of a device"
-    groups = {run.stream: group_of(facts, run.row) for run in lanes.collectives}
+    groups = {run.stream: communication.group_of(facts, run.row) for run in lanes.collectives}
     threads = {stream: number for number, stream in enumerate(groups, _COMPUTE + 1)}
     yield _named("process_name", name, process, _COMPUTE)
     yield _named("thread_name", "compute", process, _COMPUTE)
@@ -281,7 +273,7 @@ def _micro(seconds: float) -> float:
     return round(seconds * 1e6, 6)
 
 
-def _block(step: StepInOrder, row: int, names: Sequence[str]) -> dict[str, Any]:
+def _block(step: communication.StepInOrder, row: int, names: Sequence[str]) -> dict[str, Any]:
     block = step.block_of[row] if step.block_of else -1
     return {"block": names[block]} if block >= 0 else {}
 
@@ -292,7 +284,7 @@ def _times(run: CollectiveRun) -> dict[str, Any]:
     return times if run.exposed_by is None else {**times, "exposed_by": run.exposed_by.value}
 
 
-def _memory(step: StepInOrder, lanes: Lanes) -> Iterator[tuple[float, int]]:
+def _memory(step: communication.StepInOrder, lanes: Lanes) -> Iterator[tuple[float, int]]:
     """The bytes alive from a moment on, where they change. At one moment the most counts: what takes no time runs in
     it."""
     starts: dict[int, list[float]] = {}

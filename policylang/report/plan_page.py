@@ -10,18 +10,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from policylang.audit.summary import word
+from policylang.audit.outcome import word
 from policylang.graph.facts import GraphKind
 from policylang.language.diagnostics import Source
 from policylang.language.shown import counted, format_quantity, printable, uncounted_text
 from policylang.language.syntax import Policy
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, operator_of
+from policylang.planning.inspection import breakdown
 from policylang.planning.inspection.communication import Communication, as_decided, bucket_statements
-from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
 from policylang.planning.inspection.worth import Worth
 from policylang.planning.plan import Plan
 from policylang.planning.schedule import host_memory
 from policylang.planning.value_outcome import Why
+from policylang.report import plan_text
 from policylang.report.layout import (
     Markup,
     bytes_text,
@@ -33,29 +33,11 @@ from policylang.report.layout import (
     rows_table,
     seconds_text,
 )
-from policylang.report.order_text import (
-    exposed_rows,
-    hidden_text,
-    line_notes,
-    line_rows,
-    order_notes,
-    said_of,
-    total_rows,
-)
 from policylang.report.plan_json import worth_data
-from policylang.report.plan_text import (
-    SHARES_HEAD,
-    VALUES_HEAD,
-    copies_rows,
-    entry_row,
-    highest_moment_text,
-    share_row,
-    value_row,
-)
 from policylang.simulation.memory import Peak
 
 
-def _page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str, Any]:
+def _page_data(found: breakdown.Breakdown, worth: Sequence[Worth], graph: str) -> dict[str, Any]:
     """``graph`` is what the page calls the graph. Lines count from 1, all else from 0."""
     plan = found.plan
     policy = plan.policy
@@ -89,7 +71,7 @@ def _page_data(found: Breakdown, worth: Sequence[Worth], graph: str) -> dict[str
                 "file": of_file.get(statement.span.source, -1),
                 "line": statement.span.line,
                 "note": f"{len(line.moved):,} of {len(line.matched):,}" if line.matched else "no match",
-                "title": said_of(line),
+                "title": plan_text.said_of(line),
             }
             for statement, line in order
         ],
@@ -105,13 +87,13 @@ def _sources(policy: Policy) -> list[Source]:
     return sorted(found, key=lambda source: source.name.startswith("<") and source.name != "<policy>")
 
 
-def _nodes(found: Breakdown, place: Mapping[int, int]) -> dict[str, Any]:
-    """The columns of the decided rows, which ``place`` numbers."""
+def _nodes(found: breakdown.Breakdown, place: Mapping[int, int]) -> dict[str, Any]:
+    """The columns of the decided nodes, which ``place`` numbers."""
     plan, facts, rows = found.plan, found.plan.facts, list(place)
     decisions = [decision for row in rows if (decision := plan.decisions[row]) is not None]
     return {
         "name": [facts.names[row] for row in rows],
-        "operator": _coded(operator_of(facts, row) for row in rows),
+        "operator": _coded(breakdown.operator_of(facts, row) for row in rows),
         "module": _coded(facts.modules[row] or facts.modules[facts.owners[row]] for row in rows),
         "shape": _coded("×".join(map(str, facts.shapes[row] or ())) for row in rows),
         "dtype": _coded(facts.dtypes[row] for row in rows),
@@ -129,18 +111,16 @@ def _nodes(found: Breakdown, place: Mapping[int, int]) -> dict[str, Any]:
 
 
 def _coded(values: Iterable[Hashable]) -> dict[str, Any]:
-    """A column with few distinct values: those, and for each row the number of its own."""
+    """A column with few distinct values: those, and for each row the number of its value."""
     known: dict[Hashable, int] = {}
     codes = [known.setdefault(value, len(known)) for value in values]
     return {"values": list(known), "codes": codes}
 
 
-def _memory_data(found: Breakdown) -> dict[str, Any]:
-    """Two timelines over one axis: the operators in the order in which they run for the first time.
-
-    Where values are recomputed before an operator runs, its moment shows the most that was alive on the way. Nodes that
-    only one of the two has, as buckets, stand where they do in its order.
-    """
+def _memory_data(found: breakdown.Breakdown) -> dict[str, Any]:
+    """Two timelines over one axis: the operators in the order in which they run for the first time. If values are
+    recomputed before an operator runs, its moment shows the most alive until then. Nodes that only one of the two has,
+    as buckets, keep their place in its order."""
     sides = (("peak under the policy", found.under), ("nothing recomputed", found.without))
     orders = [_first_runs(found.plan, scenario) for _, scenario in sides]
     host = host_memory(found.under.facts, found.under.schedule) or [0]
@@ -159,7 +139,7 @@ def _memory_data(found: Breakdown) -> dict[str, Any]:
     }
 
 
-def _first_runs(plan: Plan, scenario: Scenario) -> list[tuple[str, int, str]]:
+def _first_runs(plan: Plan, scenario: breakdown.Scenario) -> list[tuple[str, int, str]]:
     """Name, phase and block of each operator that runs: in the order of the graph, forward before backward; under
     scheduling lines in their order."""
     facts, timeline = scenario.facts, scenario.timeline
@@ -184,7 +164,7 @@ def _merged(first: Sequence[str], second: Sequence[str]) -> list[str]:
     return [each for name in first for each in (*(ahead[name] if name in there else ()), name)] + waiting
 
 
-def _curve(scenario: Scenario, place: dict[str, int], live: Sequence[int]) -> list[int]:
+def _curve(scenario: breakdown.Scenario, place: dict[str, int], live: Sequence[int]) -> list[int]:
     """``live``: by entry of the timeline."""
     timeline, facts = scenario.timeline, scenario.facts
     moments = array("q", [-1]) * len(place)
@@ -311,7 +291,7 @@ def _tile(name: str, amount: str, rest: str) -> Markup:
     return element("div", element("dt", name), *parts)
 
 
-def _tiles(found: Breakdown) -> Markup:
+def _tiles(found: breakdown.Breakdown) -> Markup:
     """The totals of a plan."""
     under, without, plan = found.under, found.without, found.plan
     amounts, time = under.amounts, under.time
@@ -363,22 +343,24 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else ""
 
 
-def _at_peak_section(found: PeakValues) -> Markup:
+def _at_peak_section(found: breakdown.PeakValues) -> Markup:
     """All that is alive at the peak by line, and the largest values of it."""
     if not found.values:
         return element("p", "Nothing takes memory.", class_="hint")
-    values = [value_row(each, found) for each in found.values]
+    values = [plan_text.value_row(each, found) for each in found.values]
     if found.rest:
         rest = f"and {counted(found.rest, 'smaller value')}"
         share = format_quantity(found.rest_bytes / found.bytes, "fraction")
-        values.append((bytes_text(found.rest_bytes), share, rest, *[""] * (len(VALUES_HEAD) - 3)))
+        values.append((bytes_text(found.rest_bytes), share, rest, *[""] * (len(plan_text.VALUES_HEAD) - 3)))
     largest = counted(len(found.values), "largest value")
-    by_line = rows_table(SHARES_HEAD, (share_row(each, found) for each in found.shares), range(3), "by line")
-    by_value = rows_table(VALUES_HEAD, values, range(2), f"the {largest}")
-    return fragment(element("p", highest_moment_text(found), class_="hint"), by_line, by_value)
+    by_line = rows_table(
+        plan_text.SHARES_HEAD, (plan_text.share_row(each, found) for each in found.shares), range(3), "by line"
+    )
+    by_value = rows_table(plan_text.VALUES_HEAD, values, range(2), f"the {largest}")
+    return fragment(element("p", plan_text.highest_moment_text(found), class_="hint"), by_line, by_value)
 
 
-def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
+def _group(group: breakdown.BlockGroup, most_saved: int, most_flops: int) -> Markup:
     amounts = group.amounts
     times = element("span", f"×{group.times}", class_="times") if group.times > 1 else ""
     left = f", {bytes_text(amounts.open_bytes)} of it left to PyTorch" if amounts.open_bytes else ""
@@ -398,11 +380,11 @@ def _group(group: BlockGroup, most_saved: int, most_flops: int) -> Markup:
         ),
     )
     timed = amounts.recomputed_seconds is not None
-    head = ("", "operator", "module", "shape", "bytes", "FLOPs again", *("time again",)[:timed], "decided by")
+    head = ("", "operator", "module", "shape", "bytes", "recomputed FLOPs", *("recompute time",)[:timed], "decided by")
     rows = []
     for each in group.entries:
         if not each.is_free:
-            word, *cells, time, decided = entry_row(each)
+            word, *cells, time, decided = plan_text.entry_row(each)
             fate = element("span", word, class_=f"fate fate-{word.replace(' ', '-')}")
             rows.append((fate, *cells, *(time,)[:timed], each.source or decided))
     values = rows_table(head, rows, range(4, len(head) - 1), f"the values of {group.label}")
@@ -430,13 +412,13 @@ def _order_section(found: Communication | None) -> Markup:
 
     if found.orders:
         head = ("", "as traced", "as planned")
-        add([head, *total_rows(found)], range(1, 3), "before and after", order_notes(found))
+        add([head, *plan_text.total_rows(found)], range(1, 3), "before and after", plan_text.order_notes(found))
     if found.lines:
-        rows = line_rows(found.lines)
-        add(rows, range(2, len(rows[0])), "what each scheduling line did", line_notes(found.lines))
-    rows = exposed_rows(found)
+        rows = plan_text.line_rows(found.lines)
+        add(rows, range(2, len(rows[0])), "what each scheduling line did", plan_text.line_notes(found.lines))
+    rows = plan_text.exposed_rows(found)
     numbers = range(rows[0].index("collective")) if rows else range(0)
-    add(rows, numbers, "the exposed collectives", filter(None, (hidden_text(found),)))
+    add(rows, numbers, "the exposed collectives", filter(None, (plan_text.hidden_text(found),)))
     title = element("h2", "Compute and communication", id="order-title")
     return element("section", title, *parts, aria_labelledby="order-title")
 
@@ -445,15 +427,15 @@ _PIECES = Path(__file__).parent / "page"
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
-def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
-    """The whole page. ``graph`` is what it calls the graph.
+def plan_page(found: breakdown.Breakdown, worth: Sequence[Worth], graph: str) -> str:
+    """The whole page. ``graph`` is the name of the graph on it.
 
     The figures, the chart and the blocks are written here and need no script; the values beside the policy are drawn in
     the browser from data that is embedded as JSON. Nothing of a policy or a graph is markup: text is escaped where it
-    is written, and in the data every character that HTML or a script could take for its own.
+    is written, and so is in the data every character that has a meaning in HTML or a script.
     """
     plan, facts = found.plan, found.plan.facts
-    data, copies = _page_data(found, worth, graph), copies_rows(found)
+    data, copies = _page_data(found, worth, graph), plan_text.copies_rows(found)
     subtitle = (
         f"{facts.kind.value} graph of {counted(len(facts), 'node')}",
         counted(sum(decision is not None for decision in plan.decisions), "forward value"),
@@ -473,7 +455,7 @@ def plan_page(found: Breakdown, worth: Sequence[Worth], graph: str) -> str:
         ),
         # without scheduling lines, the collectives of the graph as it is, where there is a device
         "order": _order_section(as_decided(plan) if plan.order is None else found.communication),
-        "at_peak": _at_peak_section(values_at_peak(found)),
+        "at_peak": _at_peak_section(breakdown.values_at_peak(found)),
         "blocks": fragment(*(_group(group, saved, recomputed) for group in found.groups)),
         "style": _piece("page.css"),
         "data": json.dumps(data, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPES),

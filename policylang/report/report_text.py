@@ -17,7 +17,7 @@ from policylang.audit.report import (
     ValuesReport,
 )
 from policylang.language.shown import (
-    Measured,
+    Dimension,
     counted,
     file_name,
     folded_names,
@@ -34,13 +34,12 @@ _WORST_FIRST = ("failed", "deferred", "held")
 
 
 def graph_rows(graphs: Sequence[Report]) -> list[tuple[str, ...]]:
-    """The rows of a table, head first: a row for all graphs in which the same happens, with the figures of one and the
-    sums of all."""
+    """The rows of a table, head first: a row for all equal graphs, with the figures of one and the sums of all."""
     named = all(graph.label for graph in graphs)
     first, blocks = ("block", []) if named else ("graph", ["blocks"])
     together = _alike(graphs)
     several = len(together) < len(graphs)
-    sums = ("all saved", "all recomputed") if several else ()
+    sums = ("total saved", "total recomputed") if several else ()
     rows = [(first, *("times",)[:several], "forward values", *blocks, "saved", "recomputed", *sums, "")]
     for numbers in together:
         same = [graphs[number] for number in numbers]
@@ -146,7 +145,7 @@ def totals_line(account: OrderAccount) -> str:
     return ", ".join(said)
 
 
-def _change(before: float, after: float, dimension: Measured) -> str:
+def _change(before: float, after: float, dimension: Dimension) -> str:
     old, new = (format_quantity(each, dimension) for each in (before, after))
     return new if old == new else f"{old} -> {new}"
 
@@ -173,7 +172,7 @@ def report_text(report: Report) -> str:
 
 
 def _heading(report: Report) -> str:
-    kind = "graph without gradients" if report.half == NO_GRADIENTS else f"{report.half} half of a partition"
+    kind = "graph without gradients" if report.half == NO_GRADIENTS else f"{report.half} graph of a partition"
     facts = [f"{kind}, {counted(report.operators, 'operator')}"] if report.half else []
     counts = (report.forward_nodes, "forward value"), (report.blocks, "block")
     facts += [counted(number, noun) for number, noun in counts if number]
@@ -233,7 +232,7 @@ def _figures(report: Report) -> str:
         add("audit", *["not yet: the graph is planned, and not partitioned"][: bool(report.rules)])
     elif report.audit.agrees:
         by_fsdp_alone = report.by_fsdp and not report.forward_nodes
-        said = "FSDP gathers as it was told" if by_fsdp_alone else "the graphs that came out do what the plan says"
+        said = "FSDP gathers as it was set" if by_fsdp_alone else "the changed graphs do what was planned"
         add("audit", said)
     else:
         add("audit", *report.audit.differences)

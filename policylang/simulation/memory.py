@@ -2,10 +2,10 @@
 
 Each node allocates its memory (a view shares that of what it views, an operator with several results allocates them
 all), which is freed after its last reader; a tuple holds its pieces until the last is taken. Graph inputs and constants
-are there from beginning to end, but for tangents, which come with the backward and go after their last reader; what the
-graph returns stays, and so does what a checkpoint holds until it recomputes its block. A value that is copied to the
-host is held until its copy is awaited, and memory for it is there again from the start of a copy back. Kernel
-workspaces and what the allocator wastes are not counted.
+are alive throughout, except tangents, which live from the start of the backward to their last reader. Graph outputs
+stay alive, and so does what a checkpoint holds until it recomputes its block. A value copied to the host is held until
+its copy is awaited, and allocated anew at the start of the copy back. Kernel workspaces and fragmentation are not
+counted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import assert_never
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, Schedule, StepKind, is_gradient
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM
 
@@ -46,7 +45,7 @@ _STATE_ON_CPU, _STATE_ELSEWHERE = 5056, 16
 
 
 class Origin(IntEnum):
-    """Where memory comes from."""
+    """The origin of memory."""
 
     FIRST_RUN = 0
     SECOND_RUN = 1
@@ -55,19 +54,19 @@ class Origin(IntEnum):
     INPUT = 3
     """An input or a constant of the graph: there before the first step."""
     TANGENT = 4
-    """Handed in as the backward begins."""
+    """Passed in as the backward begins."""
     GENERATOR_STATE = 5
     """Kept for a recomputed random operator."""
 
 
 Lifetime = tuple[int, int, int, int, int, int]
-"""Origin, row, region, bytes, the step that makes it, and the step after which it goes."""
+"""Origin, node, region, bytes, the step that makes it, and the step after which it goes."""
 
 
 @frozen
 class Lifetimes:
     """One entry for each piece of memory. An operator with several results has one for each result that is taken, and
-    one, by its own row, for the rest."""
+    one, by its own node, for the rest."""
 
     origins: bytes = field(repr=False)
     rows: array[int] = field(repr=False)
@@ -107,8 +106,8 @@ def generator_state_bytes(facts: Facts, row: int) -> int:
 
 
 def pieces_with_memory(facts: Facts) -> tuple[dict[int, int], dict[int, list[int]]]:
-    """The ``getitem`` rows with memory of their own and the operator that allocates each as part of a tuple; and the
-    other way round."""
+    """The ``getitem`` nodes with separate memory and the operator that allocates each as part of a tuple; and the
+    inverse."""
     roots, owner_of, pieces_of = facts.storage_roots, dict[int, int](), dict[int, list[int]]()
     for row, target in enumerate(facts.targets):
         if target == GETITEM and roots[row] == row and facts.inputs[row]:
@@ -224,8 +223,8 @@ class _Lifetimes:
 
 @frozen(eq=False)
 class Timeline:
-    """The memory alive while each node runs, its own results included. One entry for each run of a node and each copy
-    from the host, in the order of execution."""
+    """The memory alive while each node runs, its results included. One entry for each run of a node and each copy from
+    the host, in the order of execution."""
 
     rows: Sequence[int]
     live: Sequence[int]

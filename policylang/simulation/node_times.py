@@ -1,7 +1,11 @@
-"""The time of every node on a device: a roofline of its FLOPs and its bytes, from facts alone.
+"""The time of every node on a device, from facts alone: a roofline of its FLOPs and its bytes, or a collective's time.
 
 Williams, Waterman and Patterson, "Roofline", CACM 2009: an operator takes the longer of the time in which the device
-computes its FLOPs and the time in which it moves its bytes. ``docs/time.md`` says it for people.
+computes its FLOPs and the time in which it moves its bytes. ``docs/time.md`` explains it to users.
+
+A collective takes its time from a measured table, or that of a ring by bytes, bandwidth and latency (Patarasuk and
+Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009): each of n ranks sends n - 1 pieces, of an all-gather the
+shards, of a reduce-scatter the nths of what it puts in, of an all-reduce both.
 """
 
 from __future__ import annotations
@@ -9,20 +13,150 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from math import inf
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, returns_memory_of_input
-from policylang.language.devices.profile import DeviceProfile
+from policylang.graph.facts import Facts, Flag, Group, Ref, returns_memory_of_input
+from policylang.language.devices.profile import CollectiveKind, CollectiveTimes, DeviceProfile, Network, collective_kind
 from policylang.language.diagnostics import Diagnostic, Span, diagnose
 from policylang.language.resources import tagged
 from policylang.language.shown import counted
 from policylang.operators.names import GETITEM, HARMLESS, WAITS
-from policylang.simulation.collective_times import CollectivePrices, described
+
+_RESULT_FIRST = frozenset(
+    f"c10d.{name}.default"
+    for name in (
+        *("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "gather_"),
+        *("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "scatter_"),
+        *("alltoall_", "alltoall_base_"),
+    )
+)
+"""Collectives whose first argument is what they write."""
+_SUFFIXES = ("_out", "_coalesced", "_")
+
+
+class CollectivePrices:
+    """Prices the collectives of one device; what its tables hold is looked up, not searched."""
+
+    def __init__(self, device: DeviceProfile) -> None:
+        self._networks = [(network, _index(network)) for network in device.networks]
+
+    def seconds(self, facts: Facts, row: int) -> float | None:
+        """From its start to its end, alone on its network; None where the profile has no figure for it."""
+        group = facts.groups.get(facts.group_names[row])
+        put = sum(facts.bytes[each] for each in put_in(facts, row))
+        size = _size(facts, row, group, put)
+        if size == 1:
+            return 0.0
+        name = operator_name(facts.targets[row])
+        kind = collective_kind(name)
+        for network, measured in self._networks:
+            if not fits(network, group, size):
+                continue
+            if times := _look_up(measured, name, kind, size):
+                return times.at(put)
+            if network.bandwidth is not None:
+                return network.latency + _sent(kind, put, facts.bytes[row], size) / network.bandwidth
+        return None
+
+
+def fits(network: Network, group: Group | None, size: int) -> bool:
+    """True if a group is inside the neighbouring ranks that a network joins: by its ranks, else by its size."""
+    if network.ranks is None:
+        return True
+    if group is not None and group.ranks:
+        return min(group.ranks) // network.ranks == max(group.ranks) // network.ranks
+    return 0 < size <= network.ranks
+
+
+def described(facts: Facts, row: int) -> str:
+    """For people: ``all-gather among 64 ranks``."""
+    name = operator_name(facts.targets[row])
+    kind = collective_kind(name)
+    put = sum(facts.bytes[each] for each in put_in(facts, row))
+    size = _size(facts, row, facts.groups.get(facts.group_names[row]), put)
+    among = f"{size} ranks" if size else "an unknown number of ranks"
+    return f"{name if kind is None else kind.value} among {among}"
+
+
+def put_in(facts: Facts, row: int) -> tuple[int, ...]:
+    """The nodes of the tensors that one rank passes to a collective."""
+    target, arguments = facts.targets[row], facts.arguments[row]
+    at = 1 if target in _RESULT_FIRST else 0
+    found = tuple(_rows(arguments[at])) if len(arguments) > at else ()
+    return found or facts.inputs[row]
+
+
+def written_by(facts: Facts, row: int) -> tuple[int, ...]:
+    """The nodes of the tensors that a collective writes in place."""
+    target, arguments = facts.targets[row], facts.arguments[row]
+    at = -1 if target.partition(".")[2].partition(".")[0].endswith("_out") else 0
+    found = tuple(_rows(arguments[at])) if arguments else ()
+    return found or facts.inputs[row]
+
+
+def operator_name(target: str) -> str:
+    """``all_gather_into_tensor`` of ``_c10d_functional.all_gather_into_tensor.default``."""
+    parts = target.split(".")
+    return parts[1] if len(parts) > 1 else target
+
+
+def _rows(argument: Any) -> Iterator[int]:
+    if isinstance(argument, Ref):
+        yield argument.row
+    elif isinstance(argument, tuple):
+        for part in argument:
+            yield from _rows(part)
+
+
+def _size(facts: Facts, row: int, group: Group | None, put: int) -> int:
+    """The size of the group: as known, else derived from the bytes; 0 if neither gives it."""
+    if group is not None and (group.size or group.ranks):
+        return group.size or len(group.ranks)
+    less, more = sorted((put, facts.bytes[row]))
+    return more // less if less and more > less else 0
+
+
+def _sent(kind: CollectiveKind | None, put: int, made: int, size: int) -> float:
+    """Bytes that each rank sends in a ring."""
+    others = (size - 1) / size if size else 1.0
+    match kind:
+        case CollectiveKind.ALL_GATHER:
+            return max(put * size, made) * others
+        case CollectiveKind.ALL_REDUCE:
+            return 2 * put * others
+        case CollectiveKind.REDUCE_SCATTER | CollectiveKind.ALL_TO_ALL:
+            return put * others
+        case CollectiveKind.BROADCAST | CollectiveKind.POINT_TO_POINT:
+            return put
+        case _:
+            return max(put, made) * others
+
+
+_Measured = dict[tuple[str | CollectiveKind | None, int], CollectiveTimes]
+
+
+def _index(network: Network) -> _Measured:
+    found: _Measured = {}
+    for each in network.times:
+        found.setdefault((each.collective, each.ranks), each)
+        if kind := collective_kind(each.collective):
+            found.setdefault((kind, each.ranks), each)
+    return found
+
+
+def _look_up(measured: _Measured, name: str, kind: CollectiveKind | None, size: int) -> CollectiveTimes | None:
+    """By the operator's own name, by that of the one it is a form of, by its kind."""
+    if not measured:
+        return None
+    forms = (name.removesuffix(end) for end in _SUFFIXES if name.endswith(end))
+    return next((measured[each, size] for each in (name, *forms, kind) if (each, size) in measured), None)
+
 
 LOOK_UPS = frozenset(
     f"aten.{name}"
@@ -93,13 +227,13 @@ def bytes_moved(facts: Facts, row: int) -> int:
         return max(sum(read), made)
     elif facts.flags[row] & Flag.WRITES and not made:  # optimizers' kernels: all is read and written
         return 2 * sum(read)
-    elif target.endswith("out"):  # the result is handed in
+    elif target.endswith("out"):  # the result is passed in
         return max(sum(read), made)
     return made + sum(read)
 
 
 def memory_read(facts: Facts, row: int) -> int:
-    """The bytes of memory behind a value: fewer than it has where elements lie in one place, as of an expanded one."""
+    """The bytes of memory behind a value: fewer than its size if elements share memory, as after ``expand``."""
     size, shape, strides = facts.bytes[row], facts.shapes[row], facts.strides[row]
     if not facts.numel[row] or shape is None or strides is None or len(shape) != len(strides):
         return size
@@ -113,11 +247,8 @@ _INDICES = frozenset(("bool", "int16", "int32", "int64", "uint16", "uint32", "ui
 
 def matrix_dtype(facts: Facts, row: int) -> str:
     """The dtype of the first two matrices that an operator reads; of two the wider, which the narrower is brought to.
-    Empty where nothing that it reads has one.
-
-    Scales, offsets and biases are no operands: they come behind, or have one dimension. Whole numbers are indices,
-    unless there is nothing else, as in a product of them.
-    """
+    Empty where nothing that it reads has one. Scales, offsets and biases are no operands: they come behind, or have one
+    dimension. Whole numbers are indices, unless there is nothing else, as in a product of them."""
     tensors = [each for each in facts.inputs[row] if facts.dtypes[each] and facts.shapes[each] is not None]
     values = [each for each in tensors if facts.shapes[each] and facts.dtypes[each] not in _INDICES]
     matrices = [each for each in values if len(facts.shapes[each] or ()) >= 2]
@@ -135,7 +266,7 @@ _FUSED_ALIKE = HARMLESS | {
     *("aten.arange", "prims.iota", "aten.native_dropout", "aten.bernoulli", "aten.rand", "aten.rand_like"),
     *("prims.inductor_random", "prims.inductor_lookup_seed"),
 }
-"""Operators that Inductor puts into pointwise loops though torch does not tag them: casts, fills, masks, draws."""
+"""Operators that Inductor fuses into pointwise loops though torch does not tag them: casts, fills, masks, draws."""
 _ATTENTION = re.compile(r"attention|attn")
 HOST_COPY = "copy between the device and the host"
 NO_DTYPE = "an unknown dtype"
@@ -144,7 +275,7 @@ NO_DTYPE = "an unknown dtype"
 
 @frozen(eq=False)
 class NodeTimes:
-    """One entry a row of the facts."""
+    """One entry per node of the facts."""
 
     device: DeviceProfile
     seconds: Sequence[float] = field(repr=False)
@@ -173,8 +304,8 @@ def node_times(facts: Facts, device: DeviceProfile) -> NodeTimes:
 
 @cache
 def is_fused(target: str) -> bool:
-    """True if a compiler puts an operator into one kernel with its neighbours: pointwise operators, what it treats like
-    them, and reductions, which read what their producers make without a way through memory."""
+    """True if a compiler fuses an operator with its neighbours: pointwise operators, those it treats like them, and
+    reductions, which read their producers' results without going through memory."""
     operator = packet(target)
     return any(
         each in tagged("pointwise") or each in tagged("reduction") or each in _FUSED_ALIKE
@@ -225,7 +356,7 @@ class _Pricing:
         return max(moving, device.overhead + self._computing(row, flops)) if flops else moving
 
     def _computing(self, row: int, flops: int) -> float:
-        """0 where the profile does not say it."""
+        """0 if the profile lacks it."""
         device, target, dtype = self.device, self.facts.targets[row], matrix_dtype(self.facts, row)
         rate = device.compute.get(dtype)
         if rate is None:
@@ -235,7 +366,7 @@ class _Pricing:
         return flops / (rate.at(flops) * (device.attention if _ATTENTION.search(target) else convolution))
 
     def _crosses_to_host(self, row: int) -> bool:
-        """True if its result lies on the host and what it reads on a device, or the other way round."""
+        """True if its result is on the host and its input on a device, or the reverse."""
         facts, devices = self.facts, self.facts.devices
         source = facts.inputs[row][0] if facts.inputs[row] else row
         if (
@@ -265,9 +396,9 @@ def _fix(times: NodeTimes, copies: bool) -> str:
     if times.unknown_dtypes:
         dtype = next(iter(times.unknown_dtypes))
         if dtype == NO_DTYPE:
-            return "its operands have no dtype in this graph; take a snapshot in which each is a tensor of its own"
+            return "its operands have no dtype in this graph; take a snapshot in which each is a separate tensor"
         known = ", ".join(sorted(times.device.compute))
         return f"add `{dtype} = …` to `[compute]`, in FLOP per second; it has {known}"
     if copies or HOST_COPY in times.unpriced:
-        return "add `[host]` with `bandwidth = …`, in bytes per second each way"
+        return "add `[host]` with `bandwidth = …`, in bytes per second per direction"
     return "add a `[[network]]` with `bandwidth = …` and without `ranks`, for the groups that no other fits"

@@ -1,8 +1,8 @@
-"""The walk along a schedule that every account of time shares: computation on one stream, what is sent on others.
+"""The walk along a schedule that all timings share: computation on one stream, communication on others.
 
-Computation runs on one stream, the collectives of each process group on one of their own, copies to the host and back
-on one each way. A collective is *issued* when computation comes to it, starts once its stream is free, and is awaited
-where the graph says so (``wait_tensor``), at the latest where something computes with what it wrote.
+Computation runs on one stream, the collectives of each process group on a separate one, copies to the host and back on
+one each. A collective is *issued* when computation reaches it, starts once its stream is free, and is awaited where the
+graph says so (``wait_tensor``), at the latest where something computes with what it wrote.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from weakref import WeakKeyDictionary
 
 from attrs import define, field, frozen
 
-from policylang.graph.facts import Facts, Flag, returns_memory_of_input
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, Schedule, StepKind, returns_memory_of_input
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM, WAITS
-from policylang.simulation.collective_times import written_by
 from policylang.simulation.memory import simulate
-from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.node_times import NodeTimes, written_by
 
 _SECOND_RUN = int(StepKind.SECOND_RUN)
 _AWAITED = {StepKind.WAIT_TO_HOST: StepKind.COPY_TO_HOST, StepKind.WAIT_FROM_HOST: StepKind.COPY_FROM_HOST}
@@ -37,7 +35,7 @@ class Streams:
     started: Mapping[int, str]
     """Each collective that runs beside computation, and its stream."""
     awaited: Mapping[int, tuple[int, ...]]
-    """The collectives that must be over before a row runs."""
+    """The collectives that must be over before a node runs."""
 
 
 class ExposedBy(Enum):
@@ -48,7 +46,7 @@ class ExposedBy(Enum):
     LIMIT = "limit"
     """A limit of the policy keeps it from starting earlier."""
     GROUP = "group"
-    """Another collective of its group is on the way when it could start."""
+    """Another collective of its group is in flight when it could start."""
     ORDER = "order"
     """Nothing but the order of the graph keeps it from starting earlier, or from being awaited later."""
 
@@ -66,7 +64,7 @@ class ComputeRun:
 
 @define
 class CollectiveRun:
-    """Seconds from the beginning of the step; a row of the facts."""
+    """Seconds from the beginning of the step; a node of the facts."""
 
     row: int
     region: int
@@ -76,14 +74,14 @@ class CollectiveRun:
     step: int
     """Its number in the schedule."""
     issued: float
-    """When computation comes to its start."""
+    """When computation reaches its start."""
     start: float
     """When its stream is free for it."""
     end: float
     awaited: float = inf
-    """When computation first comes to something that waits for it."""
+    """When computation first reaches something that waits for it."""
     read: float = inf
-    """When computation first comes to what reads it, past waits and views."""
+    """When computation first reaches a reader of it, past waits and views."""
     exposed: float = 0.0
     """Time that computation waits there. What several are awaited for at once is shared out from the first to end."""
     exposed_by: ExposedBy | None = None
@@ -102,7 +100,9 @@ class RunLog:
     copy_waits: list[tuple[int, float]] = field(factory=list)
     """The steps that wait for copies to the host and back, and how long."""
     ends: dict[tuple[int, int], float] = field(factory=dict)
-    """By row and region: when computation is done with it; of a collective, when it is issued."""
+    """By node and region: when computation is done with it; of a collective, when it is issued."""
+    copies: dict[int, float] = field(factory=dict)
+    """By node: seconds that computation waits for its copies to the host and back."""
 
 
 @frozen
@@ -174,6 +174,8 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
                 if log is not None and until > now:
                     log.copy_waits.append((step, until - now))
                 exposed += until - now
+                if log is not None:
+                    log.copies[row] = log.copies.get(row, 0.0) + until - now
                 now = until
             case StepKind.FIRST_RUN | StepKind.SECOND_RUN:
                 pass
@@ -198,7 +200,7 @@ def _share_out(facts: Facts, log: RunLog, row: int, region: int, now: float, awa
 
 
 def _share_out_the_end(log: RunLog, now: float, copies: Iterable[float]) -> None:
-    """Share out what is under way when computation is over; nothing is noted of copies to the host."""
+    """Share out what is in flight when computation ends; copies to the host are not recorded."""
     last = now
     under_way = [*((run.end, run) for run in log.sent), *((end, None) for end in copies)]
     for end, run in sorted((each for each in under_way if each[0] > now), key=itemgetter(0)):
@@ -260,7 +262,7 @@ def step_time(facts: Facts, schedule: Schedule, times: NodeTimes) -> StepTime:
 
 
 def in_flight(facts: Facts, schedule: Schedule) -> list[int]:
-    """At each step, the bytes of the collectives that are started and not awaited; one that nobody awaits is on the way
+    """At each step, the bytes of the collectives that are started and not awaited; one that nobody awaits is in flight
     to the end. One pass over the steps."""
     streams = streams_of(facts)
     under_way: dict[tuple[int, int], int] = {}
@@ -285,7 +287,7 @@ def size_in_flight(facts: Facts, row: int) -> int:
 
 @frozen(eq=False)
 class Lanes:
-    """A step drawn as lanes: what computes, and what is on the way beside it."""
+    """A step drawn as lanes: what computes, and what is in flight beside it."""
 
     compute: Sequence[ComputeRun]
     collectives: Sequence[CollectiveRun]
@@ -299,7 +301,7 @@ def lanes(
     facts: Facts, schedule: Schedule, times: NodeTimes, *, in_flight: int | None = None, peak: int | None = None
 ) -> Lanes:
     """One pass over the steps. ``in_flight`` and ``peak``: the limits, in bytes, that the order was made under; without
-    them nothing is said to be exposed by a limit."""
+    them no exposure is attributed to a limit."""
     log = RunLog()
     walked = walk(facts, schedule, times, log)
     causes = _Causes(facts, schedule, log, in_flight, peak)
@@ -318,7 +320,7 @@ class _Causes:
         taken = _taken_along(facts)
         runs = ((row, region if kind == _SECOND_RUN else 0) for kind, row, region in schedule if kind <= _SECOND_RUN)
         self.made = {run: 0.0 if taken[run[0]] else log.ends[run] for run in runs}
-        """By row and region, when its result is there; for what a collective takes along, from the beginning."""
+        """By node and region, when its result is there; for what a collective takes along, from the beginning."""
         of_data = [(each.row, each.start) for each in log.compute if self.made[each.row, each.region]]
         self.starts = [start for _, start in of_data]
         self.over = max((each.end for each in log.compute), default=0.0)
@@ -341,7 +343,7 @@ class _Causes:
         return at < len(self.starts) and self.starts[at] < end
 
     def _note_limits(self, schedule: Schedule, computing: set[int]) -> None:
-        """For each step the last one before it that computes, and what is on the way and alive in each."""
+        """For each step the last one before it that computes, and the bytes in flight and alive in each."""
         facts, self.before = self.facts, list[int]()
         last = -1
         for step, (kind, row, _) in enumerate(schedule):
@@ -421,13 +423,13 @@ def _jobs(facts: Facts, times: NodeTimes) -> tuple[dict[str, list[Job]], float]:
     started, awaited = streams.started, streams.awaited
     calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
     head, passed, over = [0.0] * len(facts), [0.0] * len(facts), [0.0] * len(facts)
-    for row in calls:  # passed: when computation can go on past a row; over: when a collective can have ended
+    for row in calls:  # passed: when computation can continue past a node; over: when a collective can have ended
         begin = max((passed[each] for each in inputs[row]), default=0.0)
         head[row] = begin = max((begin, *(over[each] for each in awaited.get(row, ()))))
         passed[row] = begin if row in started else begin + seconds[row]
         over[row] = begin + seconds[row]
     after, tail, whole = [0.0] * len(facts), [0.0] * len(facts), [0.0] * len(facts)
-    for row in reversed(calls):  # after: from when computation is past a row; tail: from a collective's end
+    for row in reversed(calls):  # after: from when computation is past a node; tail: from a collective's end
         whole[row] = max(after[row] + (0.0 if row in started else seconds[row]), seconds[row] + tail[row])
         for each in inputs[row]:
             after[each] = max(after[each], whole[row])

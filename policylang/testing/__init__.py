@@ -1,8 +1,7 @@
-"""Policy tests: Markdown files whose policies say in comments what is to come of them (``docs/policy-tests.md``).
+"""Policy tests: Markdown files whose policies claim their effects in comments (``docs/policy-tests.md``).
 
 ``claims`` reads the blocks of a file and what the comments of a policy claim, ``suites`` runs files of them. Neither
-needs torch, as :func:`agree` does, for a test of one's own (``docs/agree.md``): ``path_runs`` takes the steps,
-``agreement`` compares them.
+needs torch. :func:`agree` does (``docs/agree.md``): ``path_runs`` takes the steps, ``agreement`` compares them.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ if TYPE_CHECKING:
     from policylang.testing.agreement import Agreement
     from policylang.testing.path_runs import agree
 
-_PUBLIC = {
-    "Agreement": "policylang.testing.agreement",
-    "agree": "policylang.testing.path_runs",
-}
+_PUBLIC = {"Agreement": "policylang.testing.agreement", "agree": "policylang.testing.path_runs"}
 
 __all__ = ["Agreement", "agree"]
 

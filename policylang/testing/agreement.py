@@ -1,6 +1,6 @@
 """The paths under one policy, compared: what each saves and recomputes, its decisions value by value, its numbers.
 
-What counts as agreement is said in ``docs/agree.md``.
+``docs/agree.md`` defines agreement.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class PathDifference:
 
     place: ValuePlace
     number: int | None
-    """Which of the values of its place, counted from 1; None for all of them, where one path has more than another."""
+    """The number of the value at its place, counted from 1; None for all of them, if one path has more than another."""
     sides: dict[str, tuple[PathDecision, ...]]
     """By path. A path whose graph does not have the value is absent."""
 
@@ -134,7 +134,7 @@ class DecisionComparison:
     """The values of the paths that carried the policy out, one by one."""
 
     alike: int = 0
-    """Values that two paths or more have, decided in the same way on each that has them."""
+    """Values that two paths or more have, decided alike on each that has them."""
     undecided: int = 0
     """Values that no rule speaks of and that the paths treat differently."""
     alone: dict[str, dict[str, int]] = field(factory=dict)
@@ -153,7 +153,7 @@ class PathResult:
 
     @property
     def agrees(self) -> bool:
-        """The policy was carried out as planned, and the numbers are right."""
+        """The policy was applied as planned, and the numbers are right."""
         if self.ran is None or self.numbers is None:
             return False
         audit = self.ran.report.audit
@@ -175,7 +175,7 @@ class Agreement:
     loss: float
     """The loss of the plain model."""
     gradients: int
-    """How many it has."""
+    """The number of gradients."""
     results: tuple[PathResult, ...]
     """A path each: what it decided, kept and computed, or why it refused."""
     decisions: DecisionComparison
@@ -205,7 +205,7 @@ class Agreement:
             for difference in each.ran.report.audit.differences
         ]
         parts = [
-            f"policy {self.policy}, one step, held against the plain model: loss {self.loss:.6g}, "
+            f"policy {self.policy}, one step, compared with the plain model: loss {self.loss:.6g}, "
             f"{counted(self.gradients, 'gradient')}, torch {self.torch_version}",
             table(rows, right=range(1, 4 + shown["offloaded"])),
             "\n".join([*_refusals(self.results), *_number_lines(self.results), *audits]),
@@ -278,7 +278,7 @@ def compare_decisions(paths: Mapping[str, PathRun]) -> DecisionComparison:
             if len(sides) > shared:
                 alone.setdefault(path, Counter())[place.operator] += len(sides) - shared
         every = [side for sides in found.values() for side in sides]
-        # Which value of one path is which of another does not matter where all are decided alike, or none by a rule.
+        # The pairing of values between paths does not matter if all are decided alike, or none by a rule.
         matched = len({side.action for side in every}) == 1 or all(side.rule is None for side in every)
         if shared and lengths[0] != lengths[-1] and not matched:
             folded = {
@@ -337,7 +337,7 @@ def _refusals(results: Iterable[PathResult]) -> Iterator[str]:
             yield f"{path} cannot run the model: {refused.error}"
         for found in refused.diagnostics[:_MOST]:
             where = f"{found.span.location}: " if found.span else ""
-            yield f"{path} cannot carry it out: {found.code}: {where}{found.message}"
+            yield f"{path} cannot apply it: {found.code}: {where}{found.message}"
             if found.help is not None:
                 yield f"  help: {found.help}"
         if len(refused.diagnostics) > _MOST:

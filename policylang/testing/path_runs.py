@@ -34,7 +34,7 @@ LossFn = Callable[..., Tensor]
 
 @frozen(eq=False)
 class Setup:
-    """A model that can be made again, and its step."""
+    """A model that can be made repeatedly, and its step."""
 
     factory: Callable[[], nn.Module]
     loss_fn: LossFn
@@ -76,7 +76,7 @@ def batch_of(given: Any) -> tuple[Any, ...]:
 
 
 def run(setup: Setup, path: str, policy: Policy) -> PathRun | PathRefusal:
-    """Take a step on a path, or say why it cannot be."""
+    """Take a step on a path, or report why it cannot be taken."""
     model, step = setup.fresh(), STEPS[path]
     try:
         with step.around():
@@ -151,7 +151,7 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
 
 @frozen
 class PathStep:
-    """How a step is taken on a path."""
+    """The function that takes a step on a path."""
 
     take: Callable[[Setup, nn.Module, Policy | None], tuple[Numbers, Any]]
     """The numbers, and what the path reports on."""
@@ -165,7 +165,7 @@ STEPS = {
     "joint": PathStep(_joint, _compiler_to_itself),
     "flat": PathStep(_flat),
 }
-"""How a step is taken on each path that is registered as compared."""
+"""The step function of each path that is registered as compared."""
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def agree(
 def compare_paths(
     setup: Setup, policy: Policy, paths: Sequence[str] | None, progress: Callable[[str], None]
 ) -> Agreement:
-    """:func:`agree` on a model that can be made again; under its guard runs what is the caller's own."""
+    """:func:`agree` on a model that can be made repeatedly; under its guard runs the caller's code."""
     wanted = COMPARED if paths is None else tuple(dict.fromkeys(paths))
     unknown = [path for path in wanted if path not in COMPARED]
     if unknown:

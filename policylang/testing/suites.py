@@ -1,8 +1,14 @@
-"""Runs files of policy tests, which is what ``policylang test`` prints, as data. Needs no torch."""
+"""Runs files of policy tests, which is what ``policylang test`` prints, as data. Needs no torch.
+
+The comments of a policy in a fenced block claim what comes of it: ``# matches: mm, mm_2``. A comment is cut at ``;``. A
+piece that starts with one of the words and a colon is a claim, any other is prose. Behind a statement, a claim is about
+that statement; on a line of its own, about the whole policy.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +21,10 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import SUFFIX, load
 from policylang.graph.textual import read_graph
-from policylang.language.diagnostics import CODES, Diagnostic, Severity, Source, Span, diagnose, is_error
+from policylang.language.diagnostics import CODES, Diagnostic, Fix, Severity, Source, Span, diagnose, is_error, written
 from policylang.language.files import SUFFIX as POLICIES
 from policylang.language.files import find_policy, policy_files, read_source
+from policylang.language.lexer import comments, split
 from policylang.language.loader import load_source
 from policylang.language.operators import OperatorTable
 from policylang.language.parser import parse_file
@@ -30,15 +37,173 @@ from policylang.planning.plan import OrderPlan, Plan
 from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.report.diagnostics import CheckResult
-from policylang.testing.claims import (
-    OF_DIAGNOSTICS,
-    Claim,
-    Fence,
-    fences,
-    lifted,
-    lowered_diagnostic,
-    read_claims,
-)
+
+_FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<marks>`{3,}|~{3,})(?P<info>.*)")
+_HEADING = re.compile(r"#{1,6}[ \t]")
+_WORD = re.compile(r"\S+")
+
+
+@frozen
+class Fence:
+    """A fenced block. ``section`` counts the headings above it."""
+
+    words: tuple[Span, ...]
+    """The words behind the opening fence: its language first."""
+    start: int
+    """The offset of its content in the file."""
+    text: str
+    section: int
+    opening: Span
+
+    @property
+    def language(self) -> str:
+        return self.words[0].text if self.words else ""
+
+
+def fences(source: Source) -> list[Fence]:
+    """The fenced blocks of a file from top to bottom; one that is never closed goes to its end."""
+    found: list[Fence] = []
+    opened: tuple[str, Span, int] | None = None
+    section = position = 0
+    for line in source.text.split("\n"):
+        matched = _FENCE.fullmatch(line.rstrip("\r"))
+        if opened is not None:
+            marks, opening, start = opened
+            if matched is not None and matched["marks"].startswith(marks) and not matched["info"].strip():
+                found.append(_fence(source, opening, start, position, section))
+                opened = None
+        elif matched is not None and not (matched["marks"][0] == "`" and "`" in matched["info"]):
+            span = Span(source, position + len(matched["indent"]), position + len(line.rstrip()))
+            opened = matched["marks"], span, position + len(line) + 1
+        elif _HEADING.match(line):
+            section += 1
+        position += len(line) + 1
+    if opened is not None:
+        found.append(_fence(source, opened[1], opened[2], len(source.text), section))
+    return found
+
+
+def _fence(source: Source, opening: Span, start: int, end: int, section: int) -> Fence:
+    marks = len(opening.text) - len(opening.text.lstrip("`~"))
+    words = tuple(
+        Span(source, opening.start + marks + word.start(), opening.start + marks + word.end())
+        for word in _WORD.finditer(opening.text[marks:])
+    )
+    return Fence(words, start, source.text[start:end], section, opening)
+
+
+def lifted(fence: Fence) -> Source:
+    """The content of a block as a separate source, whose lines have the numbers that they have in the file."""
+    source = fence.opening.source
+    return Source(source.name, "\n" * fence.opening.line + fence.text)
+
+
+def lowered_diagnostic(diagnostic: Diagnostic, fence: Fence, source: Source) -> Diagnostic:
+    """A diagnostic of a lifted block as one of the file; what points nowhere points at the fence."""
+    related = tuple(evolve(each, span=lowered(each.span, fence, source)) for each in diagnostic.related)
+    return evolve(diagnostic, span=lowered(diagnostic.span, fence, source) or fence.opening, related=related)
+
+
+def lowered(span: Span | None, fence: Fence, source: Source) -> Span | None:
+    """A span of a lifted block as a span of the file; one of another source as it is."""
+    if span is None or span.source != source:
+        return span
+    shift = fence.start - fence.opening.line
+    return Span(fence.opening.source, span.start + shift, span.end + shift)
+
+
+CANNOT_BE_READ = "APL512"
+
+OF_STATEMENTS = ("matches", "decides", "moves")
+OF_POLICY = ("saved", "recomputed")
+OF_DIAGNOSTICS = ("error", "warning")
+WORDS = (*OF_STATEMENTS, *OF_POLICY, *OF_DIAGNOSTICS)
+NOTHING = "nothing"
+
+_CLAIM = re.compile(r"\s*(?P<word>[A-Za-z]+)\s*:(?P<value>.*)", re.DOTALL)
+_WITHOUT_COLON = re.compile(r"\s*(error|warning)\s+APL\d+")
+_CODE = re.compile(r"APL\d{3}")
+_NAME = re.compile(r"\w+")
+_COUNT = re.compile(r"\d{1,9}")
+
+
+@frozen
+class Claim:
+    """``span`` is where it is written; ``lines`` are those of the statement that it is about, first and last, None for
+    the whole policy."""
+
+    word: str
+    values: tuple[str, ...]
+    """Node names or codes; empty for ``nothing``."""
+    count: int | None
+    """The number of nodes, where one is given in place of names."""
+    span: Span
+    lines: tuple[int, int] | None
+
+
+def read_claims(source: Source) -> tuple[list[Claim], list[Diagnostic]]:
+    """The claims of a policy's text, and what keeps others from being read."""
+    claims: list[Claim] = []
+    problems: list[Diagnostic] = []
+    statements: dict[int, tuple[int, int]] = {}  # line to the first and last line of the statements that it holds
+    for start, end in split(source).ranges:
+        first, last = source.line_column(start)[0], source.line_column(end)[0]
+        first = statements.get(first, (first, last))[0]
+        statements |= dict.fromkeys(range(first, last + 1), (first, last))
+    for start, end in comments(source):
+        at = start + 1
+        line = source.line_column(start)[0]
+        alone = not source.text[source.text.rfind("\n", 0, start) + 1 : start].strip()
+        lines = None if alone else statements.get(line, (line, line))
+        for piece in source.text[start + 1 : end].split(";"):
+            lead = len(piece) - len(piece.lstrip())
+            span = Span(source, at + lead, at + len(piece.rstrip()))
+            at += len(piece) + 1
+            found = _read(piece, span, lines)
+            if isinstance(found, Claim):
+                claims.append(found)
+            elif found is not None:
+                problems.append(found)
+    return claims, problems
+
+
+def _read(piece: str, span: Span, lines: tuple[int, int] | None) -> Claim | Diagnostic | None:
+    def wrong(message: str, help: str | None = None, fixes: tuple[Fix, ...] = ()) -> Diagnostic:
+        return diagnose(CANNOT_BE_READ, message, span, help=help, fixes=fixes)
+
+    found = _CLAIM.fullmatch(piece)
+    if found is None:
+        forgotten = _WITHOUT_COLON.match(piece)
+        return wrong(f"a claim has a colon: `{forgotten[1]}: …`") if forgotten else None
+    word, values = found["word"], [value.strip() for value in found["value"].split(",")]
+    if word not in WORDS:
+        near = nearest(word, WORDS)
+        at = Span(span.source, span.start, span.start + len(word))
+        fixes = written(at, near, near=True) if at.text == word else ()
+        return wrong(f"there is no claim `{word}:`", did_you_mean(near), fixes) if near else None
+    if word in OF_STATEMENTS and lines is None:
+        return wrong(f"`{word}:` is about a statement", "write it after the rule or the `let` that it is about")
+    if word in OF_POLICY and lines is not None:
+        return wrong(f"`{word}:` is about the whole policy", "write it on a separate line")
+    if word in OF_DIAGNOSTICS:
+        for value in values:
+            if not _CODE.fullmatch(value):
+                return wrong(f"`{value}` is no code", "for example `# error: APL301`")
+        unknown = [value for value in values if value not in CODES]
+        return (
+            wrong(f"no diagnostic has the code `{unknown[0]}`")
+            if unknown
+            else Claim(word, (*values,), None, span, lines)
+        )
+    if values == [NOTHING]:
+        return Claim(word, (), None, span, lines)
+    if len(values) == 1 and _COUNT.fullmatch(values[0]):
+        return Claim(word, (), int(values[0]), span, lines)
+    if others := [value for value in values if not _NAME.fullmatch(value)]:
+        help = f"after `{word}:` come names of nodes, their number, or `{NOTHING}`"
+        return wrong(f"`{others[0]}` is no name of a node", help)
+    return Claim(word, tuple(values), None, span, lines)
+
 
 INFO = "APL504"
 
@@ -80,7 +245,7 @@ class _Case:
             elif self.plan is not None:
                 yield from self._nodes(claim, self.plan)
             elif not self.planned:
-                help = "name one behind the fence, `apl graph=NAME`, or put a `graph` block above"
+                help = "name one after the fence, `apl graph=NAME`, or write a `graph` block above"
                 yield diagnose(NO_GRAPH, f"`{claim.word}:` needs a graph, and there is none", claim.span, help=help)
             elif not unplanned:
                 yield diagnose(OTHERWISE, "a policy with errors matches nothing", claim.span)
@@ -116,9 +281,9 @@ class _Case:
     def _nodes(self, claim: Claim, made: Plan) -> Iterable[Diagnostic]:
         names = self._names(claim, made)
         if names is None:
-            about, help = "rule", "it stands behind a rule or, with `matches:`, behind a `let`"
+            about, help = "rule", "it follows a rule or, with `matches:`, a `let`"
             if claim.word == "moves":
-                about, help = "scheduling line", "it stands behind `bucket`, `prefetch`, `delay` or `overlap`"
+                about, help = "scheduling line", "it follows `bucket`, `prefetch`, `delay` or `overlap`"
             yield diagnose(OTHERWISE, f"`{claim.word}:` is about no {about}", claim.span, help=help)
             return
         if claim.count is not None:
@@ -179,13 +344,7 @@ def _ordered(statement: Bucket | Scheduling, word: str, policy: Policy, order: O
     return next((each.matched if word == "matches" else each.moved for each in outcomes), None)
 
 
-_SAYS = {
-    "matches": "matches",
-    "decides": "decides",
-    "moves": "moves",
-    "saved": "saves",
-    "recomputed": "recomputes",
-}
+_SAYS = {"matches": "matches", "decides": "decides", "moves": "moves", "saved": "saves", "recomputed": "recomputes"}
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -215,7 +374,7 @@ class Coverage:
             self._covered.update(_key(outcome.statement) for outcome in order.outcomes if outcome.matched)
 
     def of(self, paths: Sequence[str]) -> tuple[int, tuple[Diagnostic, ...]]:
-        """How many such lines stand in some files themselves, and an error for each that no plan covered."""
+        """The number of such lines in some files themselves, and an error for each that no plan covered."""
         rules = 0
         found: list[Diagnostic] = []
         for name in (file for path in paths for file in policy_files(path)):
@@ -257,15 +416,13 @@ class TestResult:
     claims: int
     found: CheckResult
     rules: int = 0
-    """How many rules were to be covered."""
+    """The number of rules that were to be covered."""
 
 
 def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
-    """Run the policy tests of Markdown files; a folder stands for every ``.md`` file below it that holds a policy.
-
-    ``cover`` names policies, files or folders of them: a rule of theirs that matches no node in any test is an error.
-    Never raises for what is in a file, or for a file that is not there.
-    """
+    """Run the policy tests of Markdown files; a folder means every ``.md`` file below it that holds a policy. ``cover``
+    names policies, files or folders of them: a rule of theirs that matches no node in any test is an error. Never
+    raises for the content of a file, or for a missing file."""
     coverage, snapshots = Coverage(), dict[Path, Facts | None]()
     found: list[Diagnostic] = []
     files = [file for path in paths for file in files_of(path)]
@@ -291,7 +448,7 @@ def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
 
 
 def files_of(path: str) -> list[str]:
-    """The files a path stands for. A folder without a policy in it stands for itself, so that someone says so."""
+    """The files of a path. A folder without a policy in it is returned itself, so that it is reported."""
     if not os.path.isdir(path):
         return [path]
     root, found = Path(path), []
@@ -309,7 +466,7 @@ class _File:
 
     source: Source
     snapshots: dict[Path, Facts | None]
-    """Those that were read before; None for one that cannot be read, which has been said then."""
+    """Those that were read before; None for one that cannot be read, which was reported then."""
     coverage: Coverage
     named: dict[str, Facts | None] = field(factory=dict)
     """The facts of ``graph`` blocks by name; None as above."""
@@ -330,7 +487,7 @@ class _File:
             elif fence.language == POLICY and [word.text for word in fence.words[1:]] != [IGNORE]:
                 self._test(fence)
         if not any(fence.language == POLICY for fence in blocks):
-            help = "a policy stands in a fenced block, ```apl"
+            help = "write a policy in a fenced block, ```apl"
             if self.source.name.endswith(POLICIES):
                 help = f"this is a policy: `policylang check {self.source.name}` checks it; a test is a Markdown file"
             self.problems.append(diagnose(NO_TESTS, f"`{self.source.name}` holds no policy to test", help=help))
@@ -346,7 +503,7 @@ class _File:
                 name = word
             else:
                 help = "for example `graph two_layers flat`"
-                self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a graph", word, help=help))
+                self.problems.append(diagnose(INFO, f"`{word.text}` is no option of a graph", word, help=help))
         source = lifted(fence)
         facts, problems = read_graph(source, kind)
         self.problems.extend(lowered_diagnostic(each, fence, source) for each in problems)
@@ -376,8 +533,8 @@ class _File:
         return self.snapshots[path]
 
     def _test(self, fence: Fence) -> None:
-        """Test the policy of an ``apl`` block on the graph that it names behind its fence, or else stands below. What
-        takes a graph is left out where that cannot be read."""
+        """Test the policy of an ``apl`` block on the graph that its fence names, or else on the one above it. Claims
+        about a graph that cannot be read are left out."""
         section, facts = self.latest
         planned = section == fence.section
         facts = facts if planned else None
@@ -392,10 +549,10 @@ class _File:
                 allowed = tuple(value.split(","))
             else:
                 help = did_you_mean(nearest(word.text, (IGNORE,))) or _INFO_HELP
-                self.problems.append(diagnose(INFO, f"`{word.text}` says nothing of a policy", word, help=help))
+                self.problems.append(diagnose(INFO, f"`{word.text}` is no option of a policy", word, help=help))
         source = lifted(fence)
         claims, problems = read_claims(source)
-        # By the manifest and the graph alone: a test says the same whether torch is loaded or not.
+        # By the manifest and the graph alone: a test has the same result whether torch is loaded or not.
         operators = OperatorTable.bundled(met=() if facts is None else operators_in(facts))
         loaded = load_source(source, Path(self.source.name), operators=operators)
         made = None

@@ -1,8 +1,8 @@
-"""CUDA tensors without data where there is no GPU, and a backward through them: what PyTorch lacks for that, lent.
+"""CUDA tensors without data on a machine without a GPU, and a backward through them: fills in what PyTorch lacks.
 
-``FakeTensorMode`` makes tensors that say ``cuda`` on any machine. Three things keep a torch from tracing a step on them
-there: autograd asks a device's guard for its stream, which ends the process in a build without CUDA and asks for the
-driver in one with it; the engine adds up gradients of an accelerator on its streams; and an operator without a CUDA
+``FakeTensorMode`` makes tensors that say ``cuda`` on any machine. Three obstacles keep torch from tracing a step on
+them there: autograd asks a device's guard for its stream, which ends the process in a build without CUDA and asks for
+the driver in one with it; the engine adds up gradients of an accelerator on its streams; and an operator without a CUDA
 kernel in this build is decomposed where a CUDA build calls its kernel. Everything is undone when the trace ends.
 """
 
@@ -32,8 +32,8 @@ ON_CUDA = ("_fused_rms_norm", "silu_backward", "mish_backward")
 
 @contextmanager
 def kernels_of_cuda(composite: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Registers what decides on CUDA, and that the operators of :data:`ON_CUDA` have a kernel there. ``composite``:
-    operators that are made of others, by name and overload, and what calls the others."""
+    """Registers the selectors of kernels on CUDA, and kernels there for the operators of :data:`ON_CUDA`.
+    ``composite``: composite operators, by name and overload, and functions that call their parts."""
     added = [("AutogradCUDA", name, function) for name, function in composite.items()]
     for name in ON_CUDA:
         operator = getattr(torch.ops.aten, name).default
@@ -140,9 +140,9 @@ _META = torch.device("meta")
 class EngineTensors:
     """Wrappers of functional tensors that say ``meta`` to the autograd engine and ``cuda`` below it.
 
-    The engine adds gradients up on the streams of an accelerator that is there, and on the calling thread for any other
-    device. So what is made while it runs is a CUDA tensor whose outer wrapper is one of ``meta``; views of what the
-    forward made share its memory and remain what they are.
+    The engine adds gradients on the streams of an available accelerator, and on the calling thread for any other
+    device. So tensors made while it runs are CUDA tensors with an outer wrapper on ``meta``; views of forward tensors
+    share their memory and stay unchanged.
     """
 
     def __init__(self) -> None:

@@ -100,19 +100,20 @@ def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
 
 
 def compiler_of(module: torch.nn.Module) -> Any:
-    """The backend of ``torch.compile`` that a compiled module was given; None where it cannot be told.
-    ``module.compile()`` keeps it in the closure of a function alone."""
+    """The backend of ``torch.compile`` that a compiled module was given; None if unknown. ``module.compile()`` keeps
+    the wrapper of a function."""
     function = getattr(module, "_compiled_call_impl", None)
-    if function is None:
-        return backend_of(module)
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    cells = dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
-    return backend_behind(cells["callback"].cell_contents) if "callback" in cells else None
+    return backend_of(module if function is None else function)
 
 
 def backend_of(compiled: Any) -> Any:
-    """The backend that what ``torch.compile(module)`` returned was given; None where it cannot be told."""
-    return backend_behind(getattr(getattr(compiled, "dynamo_ctx", None), "callback", None))
+    """The backend of what ``torch.compile`` returned for a module or a function; None if unknown. The wrapper of a
+    function has it in its closure alone."""
+    if not isinstance(compiled, FunctionType):
+        return backend_behind(getattr(getattr(compiled, "dynamo_ctx", None), "callback", None))
+    cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=False))
+    is_compiled = "callback" in cells and hasattr(compiled, "_torchdynamo_orig_callable")
+    return backend_behind(cells["callback"].cell_contents) if is_compiled else None
 
 
 def backend_behind(wrapper: Any) -> Any:
@@ -126,7 +127,7 @@ def backend_behind(wrapper: Any) -> Any:
 
 def was_left_uncompiled(error: BaseException | None) -> bool:
     """True if ``torch.compile(…, fullgraph=True)`` raised this because it ran as it is, as under a dispatch mode. It is
-    a plain RuntimeError: it is told by the frame that raised it."""
+    a plain RuntimeError, identified by the frame that raised it."""
     raised = None if error is None else error.__traceback__
     while raised is not None and raised.tb_next is not None:
         raised = raised.tb_next
@@ -158,13 +159,13 @@ class FrameLeft(NamedTuple):
     file: str
     line: int
     why: str
-    """The first line of what Dynamo says, and where it lies; no more, since the rest is advice about torch."""
+    """The first line of Dynamo's message, and its place; the rest is advice about torch."""
 
 
 def frames_left(since: int = 0) -> list[FrameLeft]:
     """The code that Dynamo gave up on since a time (microseconds since the epoch), among the last 64 compilations. From
-    the records that Dynamo keeps for its logs. A frame is known by its number: where a limit on recompilations was
-    reached, the record does not say what it was of."""
+    the records that Dynamo keeps for its logs. A frame is identified by its number: at a limit on recompilations, the
+    record does not name the code."""
     if "torch._dynamo" not in sys.modules:
         return []
     from torch._dynamo import exc
@@ -179,7 +180,7 @@ def frames_left(since: int = 0) -> list[FrameLeft]:
             found.pop(frame, None)
         if record.fail_type is None or record.is_forward is False or frame not in places:
             continue
-        kind = getattr(exc, record.fail_type, Exception)  # other errors are raised, unless the program has said so
+        kind = getattr(exc, record.fail_type, Exception)  # other errors are raised, unless the program suppresses them
         if not (issubclass(kind, exc.Unsupported | exc.UserError | exc.SkipFrame) or record.config_suppress_errors):
             continue
         if (record.start_time_us or 0) >= since:
@@ -190,8 +191,8 @@ def frames_left(since: int = 0) -> list[FrameLeft]:
 
 
 def _why(said: str) -> str:
-    """The first line of Dynamo's message; where it only says that a graph break was delayed (a recurrent module, from
-    torch 2.15 on), the reason for the break."""
+    """The first line of Dynamo's message; if it only reports a delayed graph break (a recurrent module, from torch 2.15
+    on), the reason for the break."""
     first, _, rest = said.partition("\n")
     reason = re.search(r"\bReason: (.+?)(?:\. |\.?$)", rest, re.MULTILINE) if "(delayed)" in first else None
     return reason[1] if reason else first.strip()
@@ -204,7 +205,7 @@ def through_dynamo(error: Exception, frame: FrameType | None) -> Exception:
     """A copy of an error that ``torch.compile`` passes on to the user as it is. Dynamo wraps what a backend raises in
     ``BackendCompilerFailed``, whose type no ``except PolicyError`` catches; exceptions that are also a
     ``ShortenTraceback`` pass, and lose the frames before ``frame``."""
-    kind: Any = type(error)  # exception classes are hashable, whatever their stubs say
+    kind: Any = type(error)  # exception classes are hashable, whatever their stubs claim
     return _passing(kind)(error, frame)
 
 
@@ -217,7 +218,7 @@ def _passing(kind: Any) -> Any:
         vars(self).update(vars(error))
         self._said = str(error)
 
-    def __str__(self: Any) -> str:  # Dynamo appends to the arguments how to see its own stack
+    def __str__(self: Any) -> str:  # Dynamo appends to the arguments how to see its stack
         return str(self._said)
 
     def __reduce__(self: Any) -> Any:  # this class cannot be imported: pickled as the original one
@@ -229,7 +230,7 @@ def _passing(kind: Any) -> Any:
 
 
 WatchGraph = Callable[[fx.Graph, bool], Callable[[str], None]]
-"""From a graph as it comes to Inductor, and whether it is the backward, to what is told the code made of it."""
+"""From a graph as Inductor receives it, and True for the backward, to a function that receives the generated code."""
 
 ChangeInference = Callable[[fx.GraphModule], object]
 """Changes a graph without gradients, in place, before it is compiled."""
@@ -244,9 +245,9 @@ def compile_with_inductor(
 ) -> Any:
     """Inductor's entry for a graph of Dynamo's. ``settings`` also hold when the backward is compiled, later, and
     ``watch`` is asked then too. It is not asked of a graph without gradients, which ``inference`` is given instead.
-    Neither is called where AOTAutograd has what was compiled in its cache (:func:`code_from_caches`).
+    Neither is called if AOTAutograd has the compiled graph in its cache (:func:`code_from_caches`).
 
-    ``torch.compile`` offers no way to call Inductor with a partitioner of one's own.
+    ``torch.compile`` cannot call Inductor with a custom partitioner.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -302,7 +303,7 @@ def _watch_loading() -> None:
 
 def run_after(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]]) -> None:
     """Have nodes run after others that they do not read, through all that Inductor does to a graph from here on. The
-    nodes are in the order of the graph, and so are those that each runs after. The dependencies are torch's own
+    nodes are in the order of the graph, and so are those that each runs after. The dependencies are torch's
     ``control_deps``: they hold in the lowering, for the fusion of kernels and in every reordering of the scheduler."""
     from torch._inductor.fx_passes import control_dependencies
     from torch.utils._ordered_set import OrderedSet
@@ -313,7 +314,7 @@ def run_after(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]]) -> N
 
 
 def is_lowered_as_one(target: Any) -> bool:
-    """True if a pattern of Inductor's has replaced operators by this function of its own, which makes the kernel."""
+    """True if a pattern of Inductor's has replaced operators by this function, which makes the kernel."""
     return getattr(target, "_inductor_lowering_function", False)
 
 
@@ -422,7 +423,7 @@ def _inductor_config() -> Any:
 
 
 def settings_lines(module: str, settings: Mapping[str, Any]) -> list[str]:
-    """Settings as text that is the same in every process; of what has no such text, what kind of thing it is."""
+    """Settings as text that is the same in every process; the type of a value without such text."""
     plain = (bool, int, float, str, list, tuple, type(None))
 
     def text(value: Any) -> str:
@@ -441,7 +442,7 @@ def inductor_mode(mode: str) -> dict[str, Any]:
 
 
 def inductor_cache_folder() -> str:
-    """The folder of Inductor's caches (``TORCHINDUCTOR_CACHE_DIR``), created on the way."""
+    """The folder of Inductor's caches (``TORCHINDUCTOR_CACHE_DIR``), created if missing."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return str(cache_dir())
@@ -464,7 +465,7 @@ def is_tracing() -> bool:
 
 def trace_artifact(name: str, encoding: Literal["string", "json"], payload: Callable[[], str]) -> None:
     """Put a text into the trace, under the compilation that runs now where there is one. tlparse writes an artifact to
-    a file of its own."""
+    a separate file."""
     from torch._logging import trace_structured
 
     described = {"name": name, "encoding": encoding}
@@ -472,11 +473,11 @@ def trace_artifact(name: str, encoding: Literal["string", "json"], payload: Call
 
 
 def is_profiling() -> bool:
-    """True if a profiler runs, on any thread; the public ways to ask know the calling thread alone."""
+    """True if a profiler runs, on any thread; the public functions know the calling thread alone."""
     return torch.autograd.profiler._is_profiler_enabled
 
 
 def named_range(name: str) -> AbstractContextManager[Any]:
-    """A range of a profile. The public ``record_function`` is an operator: a dispatch mode around it would take it for
+    """A range of a profile. The public ``record_function`` is an operator: a dispatch mode around it would record it as
     one of the model's."""
     return torch._C._profiler._RecordFunctionFast(name)

@@ -51,19 +51,19 @@ def group_backend(name: str) -> str:
 
 
 def known_meshes() -> list[Any]:
-    """Every ``DeviceMesh`` of this process, in no particular order. Torch keeps no list: what refers to their class
-    tells where they are."""
+    """Every ``DeviceMesh`` of this process, in no particular order. Torch keeps no list: references to their class lead
+    to them."""
     if not _initialized():
         return []
     from torch.distributed.device_mesh import DeviceMesh
 
-    # of the class itself: a proxy that only says it were one is none
+    # of the class itself: a proxy that only claims to be one is none
     return [found for found in gc.get_referrers(DeviceMesh) if issubclass(type(found), DeviceMesh)]
 
 
 def mesh_layout(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]] | None:
     """Names and sizes of a mesh's dimensions and its global ranks in row-major order; None where this rank is not in
-    it, or where its groups are not there any more, as after the default group was destroyed."""
+    it, or if its groups no longer exist, as after the default group was destroyed."""
     try:
         place, groups = mesh.get_coordinate(), _groups_of(mesh)
     except AttributeError:  # its constructor failed: nobody has it, and the garbage collector still knows it
@@ -81,8 +81,8 @@ def mesh_layout(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int,
 
 def mesh_order(mesh: Any) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
     """Names and sizes of a ``DeviceMesh``'s dimensions, and its global ranks in row-major order. Dimensions without
-    names are called as torch calls them in the descriptions of their groups. A mesh makes its tensor of ranks under the
-    modes that are active: a ``FakeTensorMode`` would leave no numbers in it."""
+    names get torch's names in the descriptions of their groups. A mesh makes its tensor of ranks under the modes that
+    are active: a ``FakeTensorMode`` would leave no numbers in it."""
     with outside_of_modes():
         ranks = tuple(int(rank) for rank in mesh.mesh.flatten().tolist())
     names = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(len(mesh.shape)))
@@ -95,8 +95,8 @@ def mesh_ranks(mesh: Any) -> tuple[int, ...]:
 
 
 def mesh_groups(mesh: Any) -> dict[str, tuple[int, ...]]:
-    """This rank's groups of a mesh, one a dimension: by name, the global ranks. Over these all ranks of the mesh hang
-    together. Of a mesh whose groups are not there, none."""
+    """This rank's groups of a mesh, one per dimension: by name, the global ranks. These connect all ranks of the mesh.
+    Empty for a mesh whose groups do not exist."""
     return dict(_groups_of(mesh) or ())
 
 
@@ -180,12 +180,9 @@ def default_store() -> Any:
 
 
 def own_connection(store: Any) -> Any:
-    """A second connection to a store, so that nobody waits while somebody else's call on the first one blocks.
-
-    Of a TCP store it is a client only, which does not keep the server alive. A read of what was taken away meanwhile is
-    given up after a minute. Raises ``RuntimeError`` where the store is gone, which only the old connection notices at
-    once.
-    """
+    """A second connection to a store, so that nobody waits while somebody else's call on the first one blocks. Of a TCP
+    store it is a client only, which does not keep the server alive. A read of what was taken away meanwhile is given up
+    after a minute. Raises ``RuntimeError`` where the store is gone, which only the old connection notices at once."""
     if store is None:
         raise RuntimeError("the default process group was destroyed")
     store.check(["policylang"])
@@ -226,8 +223,7 @@ def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
 
 def shortest_timeout(groups: Iterable[str]) -> float:
     """The shortest timeout of some process groups, in seconds: as long as their collectives would wait for a rank.
-    Where none of them tells, that of the default group; half an hour, the longest of torch's own defaults, where that
-    does not."""
+    Without any, that of the default group; else 30 minutes, the longest of torch's defaults."""
     import torch.distributed.distributed_c10d as c10d
 
     def timeouts(find: Callable[[], Any]) -> list[float]:
@@ -251,13 +247,13 @@ class ShardedWeight:
     name: str
     """In that module."""
     reshards: bool
-    """True if the gathered weight is freed after the forward, and gathered again in the backward."""
+    """True if the gathered weight is freed after the forward, and all-gathered again in the backward."""
     gathered: torch.Tensor | None
     """The tensor that modules compute with; None before the first gather."""
     group: tuple[nn.Module, ...]
     """The modules that ``fully_shard`` was called with."""
     outermost: bool
-    """True if no other call of it lies around that one. Unless told, it keeps the weights of this one gathered."""
+    """True if no other call of it is around that one. By default it keeps the weights of this one gathered."""
     together: int
     """A number, equal for all that is gathered at once."""
     ranks: tuple[int, ...]
@@ -351,5 +347,5 @@ def own_class(module: nn.Module) -> str:
 
 
 def is_of_fsdp(hook: object) -> bool:
-    """True if a module's hook was put there by ``fully_shard``: such hooks gather and free weights."""
+    """True if ``fully_shard`` registered a module's hook: such hooks gather and free weights."""
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")

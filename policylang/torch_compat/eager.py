@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from policylang.torch_compat.tracing import checkpoint_generator
 
 WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
-"""By tensor, as an object and not by value, for as long as it lives. A plain weak reference dies with the Python half
+"""By tensor, as an object and not by value, for as long as it lives. A plain weak reference dies with the Python object
 of a tensor that C++ keeps."""
 
 DispatchMode: type[Any] = _python_dispatch.TorchDispatchMode
@@ -39,7 +39,7 @@ def graph_being_traced() -> fx.Graph | None:
 
 def detached(value: Any) -> Any:
     """A tensor of the same memory and version counter without a history. Below autograd, where dispatch modes run, a
-    plain ``detach`` begins a version counter of its own."""
+    plain ``detach`` starts a new version counter."""
     if not isinstance(value, torch.Tensor):
         return value
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
@@ -70,12 +70,12 @@ active_modes: Callable[[], list[Any]] = _python_dispatch._get_current_dispatch_m
 
 
 def is_wrapper_class(kind: type) -> bool:
-    """True if tensors of a class are made of tensors and say which: DTensor does. Of a tensor torch is asked itself."""
+    """True if tensors of a class are made of tensors and list them, as DTensor does. For a tensor, torch is asked."""
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 
 def storage_address(tensor: torch.Tensor) -> int | None:
-    """Which memory a plain tensor lies in, the same after FSDP has freed it and filled it again; None without any."""
+    """The address of a plain tensor's memory, the same after FSDP has freed and refilled it; None without any."""
     storage = _storage(tensor)
     return None if storage is None else int(storage._cdata)
 
@@ -154,7 +154,7 @@ def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> No
 
 
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-"""True if the backward that is running was asked to ``retain_graph``: what it used may be asked for again."""
+"""True if the running backward has ``retain_graph``: what it used may be needed once more."""
 running_backward: Callable[[], int] = torch._C._current_graph_task_id
 """A number for the backward that is running, which no other has; -1 outside of any."""
 
@@ -171,7 +171,7 @@ def default_generator(device: torch.device) -> torch.Generator | None:
 
 
 clear_cast_weights: Callable[[], None] = torch.clear_autocast_cache
-"""Forgets the weights that autocast has cast and kept: what is cast again depends on what ran before."""
+"""Forgets the weights that autocast has cast and kept: which casts are repeated depends on what ran before."""
 
 
 def transformed() -> bool:
@@ -222,7 +222,7 @@ def runs_in_graph(context: object) -> bool:
 
 def saved_tensor_hooks() -> Any:
     """The pair that autograd gives what it saves to at the moment; None outside of all such hooks. The public
-    ``saved_tensors_hooks`` only puts pairs in place."""
+    ``saved_tensors_hooks`` only sets pairs."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
@@ -281,7 +281,7 @@ def made_by_reentrant_checkpoint(value: torch.Tensor) -> bool:
 
 
 remove_saved_tensor_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
-"""Takes away the innermost pair; :func:`restore_saved_tensor_hooks` puts it back."""
+"""Removes the innermost pair; :func:`restore_saved_tensor_hooks` restores it."""
 
 
 def restore_saved_tensor_hooks(pair: Any) -> None:

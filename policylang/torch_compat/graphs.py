@@ -39,8 +39,8 @@ def schema_of(operator: Any) -> Any:
 
 def described_input(desc: Any) -> tuple[str, str, int | None]:
     """The kind in a graph input's descriptor: ``parameter``, ``buffer``, ``user``, ``tangent`` or ``other``, the dotted
-    name of a parameter or buffer, and the position among the traced function's inputs where that is all there is. A
-    part of a tensor subclass (the local shard of a DTensor) and the base of a view are what they come from."""
+    name of a parameter or buffer, and, without anything else, the position among the traced function's inputs. A part
+    of a tensor subclass (the local shard of a DTensor) and the base of a view have the kind of their source."""
     desc = underlying_input(desc)
     kind = type(desc).__name__
     if kind in ("ParamAOTInput", "BufferAOTInput"):
@@ -90,7 +90,7 @@ def is_saved_output(desc: Any) -> bool:
 
 
 def descriptor_classes() -> dict[str, type]:
-    """The classes of descriptors by name: an imported graph has its descriptors as they print."""
+    """The classes of descriptors by name: an imported graph has its descriptors as printed text."""
     from torch._functorch._aot_autograd import descriptors
 
     return {
@@ -127,7 +127,8 @@ _NO_LIMIT = sys.maxsize - 1
 
 
 def hint(length: int | torch.SymInt) -> int:
-    """A size as a plain number: of a symbolic one the size it was traced with. Adds no guard, as public ways do."""
+    """A size as a plain number: of a symbolic one the size it was traced with. Adds no guard, unlike the public
+    functions."""
     if isinstance(length, int):
         return length
     known = getattr(length.node, "hint", None)
@@ -158,7 +159,7 @@ def has_data_symbol(value: Any) -> bool:
 
 
 def outside_of_modes() -> AbstractContextManager[Any]:
-    """Within, no mode of a trace is active; fake tensors still act under their own. A graph may be changed while the
+    """Within, no mode of a trace is active; fake tensors still use theirs. A graph may be changed while the
     ``FakeTensorMode`` of another trace is on, and torch mixes no two."""
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -214,7 +215,7 @@ def compute_operators() -> frozenset[str]:
 def operator_names() -> list[str]:
     """Every operator that the loaded torch knows, in full and sorted: ``aten.mm.default``, ``higher_order.cond``.
     Dispatched operators, custom ones included, come from the dispatcher and from the schema registry (some are in one
-    of them alone), higher-order operators from the table they enter themselves in."""
+    of them alone), higher-order operators from the table they register in."""
     why = "lists operators with it"
     require(torch._C, ("_dispatch_get_all_op_names", "_jit_get_all_schemas"), why)
     require(torch._ops, ("_higher_order_ops",), why)
@@ -236,12 +237,9 @@ def operator_names() -> list[str]:
 
 
 def operator_facts() -> dict[str, list[str]]:
-    """Facts of torch about its operators, as lists of ``namespace.name``.
-
-    ``pointwise``, ``reduction`` and ``random`` are tags that every overload with a functional result carries; ``view``
-    lists those whose every result aliases an argument; ``compute`` is the partitioner's own list of compute-intensive
-    operators.
-    """
+    """Facts of torch about its operators, as lists of ``namespace.name``. ``pointwise``, ``reduction`` and ``random``
+    are tags that every overload with a functional result carries; ``view`` lists those whose every result aliases an
+    argument; ``compute`` is the partitioner's own list of compute-intensive operators."""
     known = torch.Tag
     tags = {"pointwise": known.pointwise, "reduction": known.reduction, "random": known.nondeterministic_seeded}
     facts: dict[str, set[str]] = {fact: set() for fact in (*tags, "view")}

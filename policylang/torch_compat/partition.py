@@ -125,7 +125,7 @@ def _memory_budget(graph: fx.Graph) -> float:
     return _functorch_config().activation_memory_budget
 
 
-# --- random numbers that are drawn again --------------------------------------------------------------------------
+# --- replayed random numbers ---------------------------------------------------------------------------------------
 
 
 def replay_random(
@@ -163,8 +163,8 @@ def random_state_operators() -> tuple[Any, Any]:
 
 def recompile_when_called(module: fx.GraphModule) -> None:
     """Generate a changed graph's code when it is first called, printed or pickled, not now. Generating code costs more
-    than all that a pass over a flat graph does, and of a list of passes only the last one's code is run. Every graph
-    module has a class of its own, so this one alone changes."""
+    than a pass over a flat graph, and of a list of passes only the last one's code is run. Every graph module has a
+    separate class, so only this one changes."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     own = type(module)
@@ -175,7 +175,7 @@ def recompile_when_called(module: fx.GraphModule) -> None:
 
 
 def _first_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """In the place of torch's, which goes through ``__call__`` again: hooks would run twice."""
+    """Replaces torch's function, which calls ``__call__`` once more: hooks would run twice."""
     self.real_recompile()
     return self.forward(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""The private names of torch that tracing a step needs; tensors made of tensors, taken apart and put together."""
+"""The private names of torch that tracing a step needs; tensors made of tensors, flattened and rebuilt."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from policylang.torch_compat.graphs import require
 tree_flatten: Callable[[object], tuple[list[Any], Any]] = _pytree.tree_flatten
 """Leaves and structure. The public ``torch.utils.pytree`` has no readable text for a structure."""
 tree_leaves: Callable[..., list[Any]] = _pytree.tree_leaves
-"""The leaves alone, None among them: the public ``torch.utils.pytree`` may take it for an empty container."""
+"""The leaves alone, None among them: the public ``torch.utils.pytree`` may treat None as an empty container."""
 tree_unflatten: Callable[[list[Any], Any], Any] = _pytree.tree_unflatten
 is_wrapper_subclass: Callable[[object], bool] = _python_dispatch.is_traceable_wrapper_subclass
-"""True if it is a tensor made of tensors that says which (``__tensor_flatten__``): a DTensor, say."""
+"""True if it is a tensor made of tensors that lists them (``__tensor_flatten__``): a DTensor, say."""
 
 
 def tree_paths(tree: object) -> list[str]:
@@ -41,7 +41,7 @@ fixed_size_fake_mode: type[Any] = fake_tensor.FakeTensorMode
 
 
 def in_one_fake_mode(values: Any) -> Any:
-    """Values that torch can compute with together: ``make_fx`` on real tensors records each under a mode of its own."""
+    """Values that torch can compute with together: ``make_fx`` on real tensors records each under a separate mode."""
     fakes = [each for each in tree_leaves(values) if isinstance(each, fake_tensor.FakeTensor)]
     if len({id(each.fake_mode) for each in fakes}) < 2:
         return values
@@ -68,7 +68,7 @@ to_functional: Callable[[torch.Tensor], torch.Tensor] = functional_tensor.Functi
 
 
 def below_functionalization() -> AbstractContextManager[Any]:
-    """Keeps the dispatcher's functionalization key, which the mode sets where it wants it, from acting on its own."""
+    """Disables the dispatcher's functionalization key, except where the mode sets it."""
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
 
 
@@ -82,7 +82,8 @@ _INHERITED = object()
 
 @contextmanager
 def replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Within, each ``(owner, name, value)`` holds in place of what the owner, a module or a class, had or inherited."""
+    """Within, each ``(object, name, value)`` replaces the attribute that the object, a module or a class, had or
+    inherited."""
     before = [(owner, name, vars(owner).get(name, _INHERITED)) for owner, name, _ in attributes]
     for owner, name, value in attributes:
         setattr(owner, name, value)
@@ -97,7 +98,8 @@ def replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def autograd_engine_replaced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[None]:
-    """Replaces the one door to the autograd engine, behind both ``torch.autograd.grad`` and ``Tensor.backward``."""
+    """Replaces the one entry point of the autograd engine, behind both ``torch.autograd.grad`` and
+    ``Tensor.backward``."""
     doors = (torch.autograd, torch.autograd.graph)
     for door in doors:
         require(door, ["_engine_run_backward"], "traces backward passes with torch 2.11 and later")
@@ -112,7 +114,7 @@ def sequence_number(grad_fn: Any) -> int:
 
 
 def gradient_hooks(parameter: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
-    """The hooks given to ``register_hook``, in order; there is no public way to ask."""
+    """The hooks given to ``register_hook``, in order; no public function lists them."""
     return list((parameter._backward_hooks or {}).values())
 
 
@@ -131,7 +133,7 @@ def checkpoint_generator() -> str:
 def checkpoint_replaced(
     non_reentrant: Callable[..., Iterator[None]], reentrant: Callable[..., object]
 ) -> AbstractContextManager[None]:
-    """Replaces what ``torch.utils.checkpoint.checkpoint`` does around the function that it is given.
+    """Replaces what ``torch.utils.checkpoint.checkpoint`` does around its function.
 
     ``non_reentrant(function, preserve_rng_state, context_fn, ...)`` is a generator that yields where the function
     runs; ``reentrant(function, preserve_rng_state, *args)`` runs it. Replacing these two rather than ``checkpoint``
@@ -175,7 +177,7 @@ def fake_tensors(mode: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor
 
 
 def fakes_on(mode: Any, values: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Stand-ins without data on a device, of tensors wherever they are. Memory that is shared stays shared."""
+    """Tensors without data on a device, like tensors wherever they are. Memory that is shared stays shared."""
     from torch.utils._mode_utils import no_dispatch
 
     storages: dict[int, torch.UntypedStorage] = {}
@@ -234,7 +236,7 @@ class SubclassLayout:
     context: Any = None
     parts: tuple[tuple[str, SubclassLayout], ...] | None = None
     fixed: tuple[tuple[str, Any], ...] = ()
-    """Its parts that are no tensors: a DTensor's device mesh. Such things are no inputs of a graph."""
+    """Its parts that are no tensors: a DTensor's device mesh. They are no inputs of a graph."""
     size: Any = None
     stride: Any = None
 

@@ -1,10 +1,18 @@
-"""Traces forward, loss and gradients of a step into one flat graph without mutations."""
+"""Traces forward, loss and gradients of a step into one flat graph without mutations, and marks its nodes meanwhile:
+backward regions, module paths, the user's checkpoints as tags.
+
+Traced as it is, a ``torch.utils.checkpoint`` region would be recomputed in the trace itself, where no policy could
+reach it, or (with a policy of its own, ``context_fn``) leave its tag on every node that follows, backward included.
+Here the region runs once, its nodes carry ``recompute`` and ``ac_graph_id``, as under ``torch.compile``, and nothing
+else does. A checkpoint of policylang's own is left out: the policy that the graph is given decides there.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Literal
 
 import torch
 from attrs import define, field, frozen
@@ -12,39 +20,16 @@ from torch import Tensor, fx, nn
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
+from torch.utils.checkpoint import CheckpointPolicy
 
 from policylang.errors import PolicyError
+from policylang.graph import marks
 from policylang.graph.facts import InputKind
-from policylang.graph.marks import EPILOGUE, PHASE
+from policylang.graph.marks import BACKWARD, EPILOGUE, FORWARD, PHASE, custom
+from policylang.graph.phases import is_seed
+from policylang.torch_compat import tracing
 from policylang.torch_compat.absent_cuda import absent_cuda
 from policylang.torch_compat.eager import DispatchMode
-from policylang.torch_compat.tracing import (
-    SubclassLayout,
-    below_functionalization,
-    compiling,
-    deviceless_fake_mode,
-    fake_mode_of,
-    fake_tensor_mode,
-    fake_tensors,
-    fakes_on,
-    from_functional,
-    functionalized,
-    gradient_hooks,
-    put_together,
-    take_apart,
-    to_functional,
-    tracing_context,
-    tree_flatten,
-    tree_unflatten,
-)
-from policylang.tracing.marks import (
-    BackwardRegions,
-    GraphInput,
-    checkpoint_regions,
-    finish,
-    module_paths,
-    without_leaks,
-)
 from policylang.tracing.step import (
     ModelState,
     OptimizerState,
@@ -59,6 +44,232 @@ from policylang.tracing.step import (
 )
 from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice, attention_on
 
+REGION = "policylang_region"
+"""``custom`` key while tracing: the number of the engine call, from 0, that a node was made in."""
+
+UNKNOWN = -1
+"""The ``seq_nr`` of a backward node that is no operator's derivative: the accumulation of two gradients. torch gives
+it to forward nodes as well, those that a thread makes before its first backward function."""
+
+
+class BackwardRegions:
+    """Numbers the calls of the autograd engine."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self.count = 0
+
+    def marked(self) -> AbstractContextManager[None]:
+        """Under it, each outermost call of the autograd engine is a separate region. A call with ``create_graph`` is
+        none: its results are differentiated in turn, as a Jacobian in a forward is, so they are part of the forward.
+        Nor is a call inside a call."""
+        return tracing.autograd_engine_replaced(self._wrap)
+
+    @contextmanager
+    def accumulation(self) -> Iterator[None]:
+        """Under it, sums of what several calls made are part of the last one."""
+        with traceback.annotate({REGION: self.count - 1}), _sequence_numbers(()):
+            yield
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            # _engine_run_backward(outputs, grads, keep_graph, create_graph, inputs, ...)
+            if self.inside or kwargs.get("create_graph", len(args) > 2 and args[2]):
+                return original(outputs, *args, **kwargs)
+            self.inside = True
+            try:
+                with traceback.annotate({REGION: self.count}), _sequence_numbers(outputs):
+                    return original(outputs, *args, **kwargs)
+            finally:
+                self.inside = False
+                self.count += 1
+
+        return run
+
+
+@contextmanager
+def _sequence_numbers(outputs: Sequence[Any]) -> Iterator[None]:
+    """Under it, a node carries the ``seq_nr`` of the backward function that made it, or :data:`UNKNOWN`."""
+    handles = []
+    for function in _backward_functions(outputs):
+        number = tracing.sequence_number(function)
+        handles.append(function.register_prehook(lambda _gradients, at=number: traceback.set_grad_fn_seq_nr(at)))
+        handles.append(function.register_hook(lambda _inputs, _outputs: traceback.reset_grad_fn_seq_nr()))
+    traceback.set_grad_fn_seq_nr(UNKNOWN)
+    try:
+        yield
+    finally:
+        traceback.reset_grad_fn_seq_nr()
+        for handle in handles:
+            handle.remove()
+
+
+def _backward_functions(outputs: Sequence[Any]) -> list[Any]:
+    """Every function of the autograd graph below the outputs, once."""
+    roots = [value.grad_fn for value in outputs if isinstance(value, torch.Tensor) and value.grad_fn is not None]
+    seen = dict.fromkeys(roots)
+    queue = deque(seen)
+    while queue:
+        for function, _index in queue.popleft().next_functions:
+            if function is not None and function not in seen:
+                seen[function] = None
+                queue.append(function)
+    return list(seen)
+
+
+STACK = "nn_module_stack"
+"""The key Dynamo uses on forward nodes: path to ``(path, class)``, outermost first."""
+
+FORWARD_STACK = "fwd_nn_module_stack"
+"""The key on backward nodes: the modules of the forward operator they are the derivative of."""
+
+TAGS = ("recompute", "ac_graph_id")
+_OF_A_NODE = (*TAGS, STACK, FORWARD_STACK, "autograd_backward", "in_grad_fn", "grad_fn_seq_nr", "partitioner_tag")
+
+
+@contextmanager
+def without_leaks() -> Iterator[None]:
+    """Begins without metadata of another trace's nodes: torch copies existing metadata to every node. A checkpoint with
+    a policy that was traced without Dynamo leaves its tag there for good. The user's ``annotate`` around a trace is
+    intended, and stays. Call under ``preserve_node_meta``, which restores the metadata."""
+    meta = traceback.get_current_meta()
+    for key in (*_OF_A_NODE, "stack_trace"):
+        meta.pop(key, None)
+    yield
+
+
+def module_paths(model: nn.Module) -> AbstractContextManager[None]:
+    """Under it, every node traced inside a submodule's call carries the path of its modules. ``nn.Module.__call__`` is
+    replaced rather than hooks registered: what a module's hooks compute (FSDP's gathers) belongs to the module too, and
+    a module whose forward raises is left too."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    original = nn.Module.__call__
+
+    def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        path = paths.get(id(module))
+        if path is None:
+            return original(module, *args, **kwargs)
+        outer = traceback.get_current_meta().get(STACK)
+        with _carrying({STACK: {**(outer or {}), path: (path, type(module))}}):
+            return original(module, *args, **kwargs)
+
+    return tracing.replaced((nn.Module, "__call__", call))
+
+
+def checkpoint_regions(followed: list[Any]) -> AbstractContextManager[None]:
+    """Under it, checkpoint regions are tagged, not recomputed. Regions are numbered from 0. ``followed`` takes what
+    policylang's own checkpoints follow, each policy once; these are not tagged."""
+    regions = _Regions(followed)
+    return tracing.checkpoint_replaced(regions.non_reentrant, regions.reentrant)
+
+
+class _Regions:
+    def __init__(self, followed: list[Any]) -> None:
+        self.count = 0
+        self.followed = followed
+
+    def non_reentrant(
+        self,
+        _function: Callable[..., Any],
+        _preserve_rng_state: bool = True,
+        context_fn: Callable[[], tuple[Any, Any]] = lambda: (nullcontext(), nullcontext()),
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> Iterator[None]:
+        session = marks.session_of(context_fn)
+        if session is not None:
+            if session.policy not in self.followed:
+                self.followed.append(session.policy)
+            yield
+            return
+        forward_context, _recompute_context = context_fn()
+        with self._tagged() as number:
+            if hasattr(forward_context, "ac_graph_id"):
+                forward_context.ac_graph_id = number
+            with forward_context:
+                yield
+
+    def reentrant(self, function: Callable[..., Any], _preserve_rng_state: bool, *args: Any) -> Any:
+        with self._tagged():
+            return function(*args)
+
+    @contextmanager
+    def _tagged(self) -> Iterator[int]:
+        """Nested regions: a node belongs to the innermost, as with ``torch.compile``."""
+        number = self.count
+        self.count += 1
+        with _carrying(dict(zip(TAGS, (CheckpointPolicy.PREFER_RECOMPUTE, number), strict=True))):
+            yield number
+
+
+@contextmanager
+def _carrying(marked: dict[str, Any]) -> Iterator[None]:
+    """Within, traced nodes carry the given metadata; afterwards what they carried before. Looks the dictionary up anew
+    each time: torch replaces it by a copy now and then."""
+    meta = traceback.get_current_meta()
+    outer = {key: meta[key] for key in marked if key in meta}
+    meta.update(marked)
+    try:
+        yield
+    finally:
+        meta = traceback.get_current_meta()
+        for key in marked:
+            meta.pop(key, None)
+        meta.update(outer)
+
+
+_LEAKS = (*TAGS, STACK, FORWARD_STACK)
+"""Metadata that a backward node may have of the call that surrounds it."""
+_WORDS: dict[InputKind, Literal["parameter", "buffer"]] = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}
+GraphInput = tuple[InputKind, str]
+"""The kind and the name of what a graph input is, or is part of."""
+
+
+def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
+    """Drops unread nodes, marks every node forward or backward, and names the inputs."""
+    gm.graph.eliminate_dead_code()
+    for position, (node, (kind, name)) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)):
+        name_input(node, kind, name, position)
+    stacks: dict[int, Any] = {}
+    for node in gm.graph.nodes:
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        annotations = custom(node.meta)
+        # the gradient of the loss with respect to itself is made just before the engine is called
+        begins_region = is_seed(node) and any(REGION in custom(user.meta) for user in node.users)
+        if REGION in annotations or begins_region:
+            _forget(node)
+            kept = {key: value for key, value in annotations.items() if key != REGION}
+            node.meta["custom"] = {**kept, PHASE: BACKWARD}
+            node.meta["autograd_backward"] = True
+            stack = stacks.get(node.meta.get("seq_nr", UNKNOWN))
+            if stack:
+                node.meta[FORWARD_STACK] = stack
+        elif annotations.get(PHASE) == EPILOGUE:
+            _forget(node)
+        else:
+            node.meta.pop("autograd_backward", None)
+            node.meta["custom"] = {**annotations, PHASE: FORWARD}
+            number = node.meta.get("seq_nr", UNKNOWN)
+            # Nodes that a thread runs before its first backward function have no number either: no backward node made
+            # them.
+            if number != UNKNOWN:  # the first with a number is the operator that autograd numbered
+                stacks.setdefault(number, node.meta.get(STACK))
+    gm.recompile()
+
+
+def _forget(node: fx.Node) -> None:
+    for key in _LEAKS:
+        node.meta.pop(key, None)
+
+
+def name_input(node: fx.Node, kind: InputKind, name: str, position: int) -> None:
+    """Name a placeholder, and describe it as torch's own tracer does."""
+    word = _WORDS.get(kind)
+    tracing.rename_node(node, f"{word}_{name}" if word else name)
+    node.meta["desc"] = tracing.input_descriptor(word or "user", name, position)
+
+
 LossFn = Callable[..., Tensor]
 
 
@@ -67,7 +278,7 @@ class Captured:
     """A flat graph: parameters, buffers, the batch's and the optimizer's tensors in, the loss and the gradients out."""
 
     gm: fx.GraphModule
-    outputs: tuple[SubclassLayout, ...]
+    outputs: tuple[tracing.SubclassLayout, ...]
     gradients: tuple[str, ...]
     """The parameter of each output after the first."""
     mutated: tuple[str, ...]
@@ -87,13 +298,11 @@ def capture(
     optimizer_state: OptimizerState,
     device: TargetDevice | None = None,
 ) -> Captured:
-    """``device``: where the step is to run; by default where its tensors are.
-
-    Raises PolicyGraphError where the step is not one that a graph can hold.
-    """
-    leaves, spec = tree_flatten(batch)
+    """``device``: where the step is to run; by default where its tensors are. Raises PolicyGraphError where the step is
+    not one that a graph can hold."""
+    leaves, spec = tracing.tree_flatten(batch)
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    plain, layouts = take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
+    plain, layouts = tracing.take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
     regions = BackwardRegions()
     followed: list[Any] = []
     step = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions)
@@ -121,32 +330,34 @@ def _trace(
 ) -> fx.GraphModule:
     with ExitStack() as stack:
         functional = stack.enter_context(_kernels_of(device))
-        mode = deviceless_fake_mode() if device is not None else fake_mode_of(plain) or fake_tensor_mode()
+        mode = (
+            tracing.deviceless_fake_mode()
+            if device is not None
+            else tracing.fake_mode_of(plain) or tracing.fake_tensor_mode()
+        )
         for context in (
             traceback.preserve_node_meta(),
             without_leaks(),
             mode,
-            tracing_context(mode),
+            tracing.tracing_context(mode),
             torch.enable_grad(),
             # the engine's threads for other devices would not see what is set for this one
             torch.autograd.set_multithreading_enabled(False),
             torch.compiler.set_stance("force_eager"),
             regions.marked(),
             checkpoint_regions(followed),
-            compiling(),
+            tracing.compiling(),
             functional,
             _DrawnInMemoryOrder(),
         ):
             stack.enter_context(context)
-        fakes = fake_tensors(mode, plain) if device is None else fakes_on(mode, plain, device.device)
+        fakes = tracing.fake_tensors(mode, plain) if device is None else tracing.fakes_on(mode, plain, device.device)
         return make_fx(run)(*fakes)
 
 
-class _DrawnInMemoryOrder(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class _DrawnInMemoryOrder(DispatchMode):  # type: ignore[misc]  # torch does not type it
     """Under it, dropout of a tensor that is not contiguous draws as in eager, one element of memory after the other.
-
-    Alone of what draws in place, ``bernoulli_`` becomes an operator that draws for a contiguous tensor.
-    """
+    Alone of what draws in place, ``bernoulli_`` becomes an operator that draws for a contiguous tensor."""
 
     supports_higher_order_operators = True
 
@@ -163,7 +374,7 @@ class _DrawnInMemoryOrder(DispatchMode):  # type: ignore[misc]  # torch does not
 def _kernels_of(device: TargetDevice | None) -> Iterator[AbstractContextManager[None]]:
     """Under it operators run the kernels of a device; gives the functionalization to trace with."""
     if device is None or device.capability is None:
-        yield functionalized()
+        yield tracing.functionalized()
         return
     attention = {"scaled_dot_product_attention": attention_on(device.capability)}
     with ExitStack() as stack:
@@ -179,7 +390,7 @@ def _kernels_of(device: TargetDevice | None) -> Iterator[AbstractContextManager[
 
 
 def _inputs(
-    state: ModelState, given: int, optimizer_state: OptimizerState, layouts: Sequence[SubclassLayout]
+    state: ModelState, given: int, optimizer_state: OptimizerState, layouts: Sequence[tracing.SubclassLayout]
 ) -> list[GraphInput]:
     """One for every plain tensor; the parts of a tensor share its name."""
     whole: list[GraphInput] = [
@@ -193,10 +404,8 @@ def _inputs(
 
 @define(eq=False)
 class WholeStep:
-    """The function that is traced: a step on plain tensors, without mutations, its writes at the end.
-
-    ``run`` is traced; what it learns is in the fields from ``substitution`` on.
-    """
+    """The function that is traced: a step on plain tensors, without mutations, its writes at the end. ``run`` is
+    traced; what it learns is in the fields from ``substitution`` on."""
 
     model: nn.Module
     loss_fn: Callable[..., Tensor]
@@ -205,12 +414,12 @@ class WholeStep:
     state: ModelState
     optimizer: Optimizer | None
     optimizer_state: OptimizerState
-    layouts: list[SubclassLayout]
+    layouts: list[tracing.SubclassLayout]
     """The layouts of parameters, buffers, the batch's tensors and the optimizer's."""
     regions: BackwardRegions
 
     substitution: Substitution = field(init=False)
-    outputs: list[SubclassLayout] = field(factory=list)
+    outputs: list[tracing.SubclassLayout] = field(factory=list)
     gradients: list[str] = field(factory=list)
     mutated: list[int] = field(factory=list)
     """Positions of the plain inputs that are written."""
@@ -218,17 +427,17 @@ class WholeStep:
     """Positions and names of those that the forward replaces by something of another kind."""
 
     def run(self, *plain: Tensor) -> list[Tensor]:
-        with below_functionalization():
-            functional = [to_functional(value) for value in plain]
-            tensors = put_together(functional, self.layouts)
+        with tracing.below_functionalization():
+            functional = [tracing.to_functional(value) for value in plain]
+            tensors = tracing.put_together(functional, self.layouts)
             loss, gradients = self._loss_and_gradients(tensors)
             if self.optimizer is not None:
                 with traceback.annotate({PHASE: EPILOGUE}):
                     self._update(self.optimizer, tensors, gradients)
                 gradients = {}
             self.gradients = list(gradients)
-            values, self.outputs = take_apart([loss, *gradients.values()])
-            outputs = [from_functional(value) for value in values]
+            values, self.outputs = tracing.take_apart([loss, *gradients.values()])
+            outputs = [tracing.from_functional(value) for value in values]
             with traceback.annotate({PHASE: EPILOGUE}):
                 self._write_back(plain, functional)
         return outputs
@@ -240,10 +449,12 @@ class WholeStep:
         for tensor, original in zip(tensors[:end], [*self.state.tensors, *given], strict=True):
             if original.requires_grad:
                 tensor.requires_grad_()
-                for hook in gradient_hooks(original):
+                for hook in tracing.gradient_hooks(original):
                     tensor.register_hook(hook)
         left = iter(inputs)
-        batch = tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec)
+        batch = tracing.tree_unflatten(
+            [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec
+        )
         with module_paths(self.model), substituted(self.model, self.state.tensors, own) as self.substitution:
             loss = self.loss_fn(self.model, *batch)
         parameters = dict(zip(self.state.parameters, own, strict=False))
@@ -255,7 +466,7 @@ class WholeStep:
         return loss, gradients
 
     def _gradients(self, loss: Tensor, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Gradients by name, of the parameters that have one. A parameter that a ``backward()`` inside ``loss_fn``
+        """The gradients by name of the parameters that have one. A parameter that a ``backward()`` inside ``loss_fn``
         gave a gradient already (a loss in chunks) gets the sum, as it would outside."""
         found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
         gradients = {}
@@ -281,20 +492,20 @@ class WholeStep:
         """Each input that was written to gets its last value, after everything that reads the first one."""
         rebound = self._rebound(functional)
         for position, (before, wrapper) in enumerate(zip(plain, functional, strict=True)):
-            after = from_functional(rebound.get(position, wrapper))
+            after = tracing.from_functional(rebound.get(position, wrapper))
             if after is not before:
                 self.mutated.append(position)
                 before.copy_(after)
 
     def _rebound(self, functional: Sequence[Tensor]) -> dict[int, Tensor]:
-        """By position, the parts of the tensors that the model put in the place of its buffers and attributes."""
+        """By position, the parts of the tensors that the model assigned to its buffers and attributes."""
         result: dict[int, Tensor] = {}
         position = 0
         for name, original, layout in zip(self.state.names, self.state.tensors, self.layouts, strict=False):
             end = position + layout.size_in_parts
             new = self.substitution.rebound.get(id(original))
             if new is not None:
-                parts, _ = take_apart([new])
+                parts, _ = tracing.take_apart([new])
                 alike = [(part.shape, part.dtype) for part in parts]
                 if alike == [(part.shape, part.dtype) for part in functional[position:end]]:
                     result.update(enumerate(parts, position))

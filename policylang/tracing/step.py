@@ -1,6 +1,6 @@
-"""What a step is made of: the tensors of a model and of an optimizer, what a graph is specialised to, and its refusals.
+"""The parts of a step: the tensors of a model and of an optimizer, what a graph is specialised to, and its refusals.
 
-An optimizer's step is part of the graph: its state and its learning rates are inputs, its own code is traced.
+An optimizer's step is part of the graph: its state and its learning rates are inputs, its code is traced.
 """
 
 from __future__ import annotations
@@ -21,17 +21,10 @@ from torch.optim import Optimizer
 from policylang.errors import PolicyGraphError
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import counted, listed
+from policylang.torch_compat import tracing
 from policylang.torch_compat.distributed import own_class, sharded_weights
 from policylang.torch_compat.eager import storage_address
 from policylang.torch_compat.graphs import OpOverload, schema_of
-from policylang.torch_compat.tracing import (
-    accumulation_hooks,
-    data_dependence_errors,
-    is_device_mismatch,
-    tree_flatten,
-    tree_paths,
-    unknown_size_errors,
-)
 
 LOSS = "APL360"
 NO_GRADIENT = "APL361"
@@ -52,20 +45,20 @@ def problem(code: str, message: str, help: str | None = None, details: Sequence[
 
 
 def trace_failure(error: Exception) -> PolicyGraphError:
-    """The error that tells the user what a failed trace means, and where in their code; the cause is to be chained."""
+    """The error that explains a failed trace to the user, with the place in their code; the caller chains the cause."""
     code, text = UNTRACEABLE, str(error).strip()
     first = text.partition("\n")[0]
     why = f"{type(error).__name__}: {first}" if text else type(error).__name__
     help = "call `loss_fn(model, *batch)` once without tracing to see whether it runs at all"
     message = None
-    if isinstance(error, data_dependence_errors()) or "get value out of a tracing tensor" in text:
+    if isinstance(error, tracing.data_dependence_errors()) or "get value out of a tracing tensor" in text:
         code = DATA_DEPENDENT
         message = "the step decides by the values of a tensor what it does next, and a graph cannot"
         help = (
             "replace `.item()`, `if tensor` and loops over data by tensor operators such as `torch.where`, "
             "or leave that part out of the traced step"
         )
-    elif is_device_mismatch(error):
+    elif tracing.is_device_mismatch(error):
         why = first
         help = (
             "a tensor that is no parameter, buffer, attribute or input stays where it was made: make it a buffer, "
@@ -73,8 +66,8 @@ def trace_failure(error: Exception) -> PolicyGraphError:
         )
         if "meta" in text:
             help = 'trace a model on `meta` for the device that it trains on: `device="cuda"`'
-    elif isinstance(error, unknown_size_errors()):
-        why = f"torch does not tell the sizes of what `{text}` returns"
+    elif isinstance(error, tracing.unknown_size_errors()):
+        why = f"torch does not know the sizes of what `{text}` returns"
         help = "trace the step where it runs, or register a kernel for shapes (`torch.library.register_fake`)"
     own = (each for each in reversed(extract_tb(error.__traceback__)) if not each.filename.startswith(_NOT_THE_USERS))
     details = [f"at {each.filename}:{each.lineno}: `{(each.line or '').strip()}`" for each in own][:1]
@@ -202,18 +195,18 @@ class BatchSignature:
 
     @classmethod
     def of(cls, batch: tuple[Any, ...]) -> BatchSignature:
-        leaves, spec = tree_flatten(batch)
-        return cls(spec, tuple(tree_paths(batch)), tuple(_kind(leaf) for leaf in leaves))
+        leaves, spec = tracing.tree_flatten(batch)
+        return cls(spec, tuple(tracing.tree_paths(batch)), tuple(_kind(leaf) for leaf in leaves))
 
     def described(self) -> list[tuple[str, str]]:
-        """Where each leaf lies and what it is, for people."""
+        """The place of each leaf and its kind, for messages."""
         return [(f"input{path}", _text(kind)) for path, kind in zip(self.paths, self.kinds, strict=True)]
 
     def tensors(self, batch: tuple[Any, ...]) -> list[torch.Tensor]:
         """The tensors of a batch, in order. Raises PolicyGraphError if it is not what was traced."""
-        leaves, spec = tree_flatten(batch)
+        leaves, spec = tracing.tree_flatten(batch)
         if spec != self.spec:
-            came = tree_paths(batch)
+            came = tracing.tree_paths(batch)
             raise problem(
                 BATCH_CHANGED,
                 "the batch has another structure than the one this step was traced for: "
@@ -285,7 +278,7 @@ class ModelSignature:
 
 @frozen(eq=False)
 class OptimizerSignature:
-    """What the graph holds of an optimizer."""
+    """The part of an optimizer that the graph holds."""
 
     kinds: dict[str, TensorKind]
     settings: tuple[dict[str, Any], ...]
@@ -368,10 +361,8 @@ class ModelState:
 
 
 def read_state(model: nn.Module, attributes: Iterable[str] | None = None) -> ModelState:
-    """As it is now; an optimizer's update and ``load_state_dict`` are seen by the next call.
-
-    ``attributes`` names the plain attributes to read; without it they are looked for.
-    """
+    """As it is now; an optimizer's update and ``load_state_dict`` are seen by the next call. ``attributes`` names the
+    plain attributes to read; without it they are looked for."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     found: dict[str, Tensor] = {}
     if attributes is not None:
@@ -395,7 +386,7 @@ def check_hooks(state: ModelState) -> None:
     """Raises PolicyGraphError where a parameter is to be looked after when its ``.grad`` is complete: a traced step
     leaves ``.grad`` alone."""
     for name, parameter in state.parameters.items():
-        if accumulation_hooks(parameter):
+        if tracing.accumulation_hooks(parameter):
             raise problem(
                 UNTRACEABLE,
                 f"the parameter `{name}` has a hook for its complete `.grad`, which a traced step does not set",
@@ -416,7 +407,7 @@ def check_gathers(model: nn.Module) -> None:
 
 
 def _is_leaf(value: Tensor) -> bool:
-    """A tensor with a history was put there by a forward, and is no state."""
+    """A tensor with a history was assigned by a forward, and is no state."""
     try:
         return value.grad_fn is None
     except RuntimeError:  # a view from before its base was written to: FSDP leaves such ones in the place of weights
@@ -426,7 +417,7 @@ def _is_leaf(value: Tensor) -> bool:
 @frozen(eq=False)
 class Substitution:
     rebound: dict[int, Tensor] = field(factory=dict)
-    """By the ``id`` of a buffer or attribute the tensor that the model put in its place (``self.mean = new``)."""
+    """By the ``id`` of a buffer or attribute the tensor that the model assigned to it (``self.mean = new``)."""
     changed: list[str] = field(factory=list)
     """Attributes that are no tensor and that the model gave another value (``layers.0.calls``)."""
 
@@ -435,11 +426,9 @@ class Substitution:
 def substituted(
     model: nn.Module, originals: Sequence[Tensor], replacements: Sequence[Tensor]
 ) -> Iterator[Substitution]:
-    """Under it, the model has ``replacements`` where it had ``originals``, under every name and in every submodule.
-
-    On leaving, the model is as it was: whatever its forward hung on itself is taken off again. What that was is in
-    the :class:`Substitution`, from then on.
-    """
+    """Under it, the model has ``replacements`` where it had ``originals``, under every name and in every submodule. On
+    leaving, the model is as it was: attributes that its forward set are removed, and kept in the
+    :class:`Substitution`."""
     by_id = {id(old): new for old, new in zip(originals, replacements, strict=True)}
     modules = list(model.named_modules())
     before = [_Contents(module) for _, module in modules]
@@ -490,10 +479,8 @@ class _Contents:
 
 @frozen(eq=False)
 class OptimizerState:
-    """The tensors of an optimizer by name: the learning rate of each group, then each parameter's state.
-
-    A learning rate that is a number becomes a tensor of 64 bits, so that a scheduler's changes are seen.
-    """
+    """The tensors of an optimizer by name: the learning rate of each group, then each parameter's state. A learning
+    rate that is a number becomes a tensor of 64 bits, so that a scheduler's changes are seen."""
 
     tensors: dict[str, Tensor]
     settings: tuple[dict[str, Any], ...]
@@ -527,10 +514,8 @@ def substituted_optimizer(
     optimizer: Optimizer, parameters: dict[int, Tensor], tensors: Sequence[Tensor]
 ) -> Iterator[None]:
     """Under it, the optimizer holds other tensors: ``parameters`` by the ``id`` of the original, and ``tensors``, in
-    the order of :class:`OptimizerState`, in the place of learning rates and state.
-
-    Raises PolicyGraphError if the step makes new state: it would be made anew at each call.
-    """
+    the order of :class:`OptimizerState`, in the place of learning rates and state. Raises PolicyGraphError if the step
+    makes new state: it would be made anew at each call."""
     groups, state = [dict(group) for group in optimizer.param_groups], optimizer.state
     left = iter(tensors)
     rates = [next(left) for _ in groups]

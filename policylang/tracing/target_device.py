@@ -31,7 +31,7 @@ class _Found(Exception):
         self.node, self.real, self.traced = node, real, traced
 
 
-class _Compared(fx.Interpreter):  # type: ignore[misc]  # torch does not say what it is
+class _Compared(fx.Interpreter):  # type: ignore[misc]  # torch does not type it
     def run_node(self, n: fx.Node) -> Any:
         out = super().run_node(n)
         pairs = zip(tree_leaves(out), tree_leaves(value_of(n.meta)), strict=False) if n.op == "call_function" else ()
@@ -57,7 +57,7 @@ def why_it_failed(gm: fx.GraphModule, inputs: Sequence[Any]) -> PolicyGraphError
             f"`{found.node.target}` gives a tensor of shape {tuple(found.real.shape)} with strides {real}, and was "
             f"traced with {traced}",
             help=f"make what the model does with it independent of that: `reshape` in place of `view`, or "
-            f"`contiguous()` behind it; its meta kernel says otherwise than the kernel for `{found.real.device.type}`",
+            f"`contiguous()` behind it; its meta kernel differs from the kernel for `{found.real.device.type}`",
             details=[f"node {found.node.name}"],
         )
     except Exception:  # the same failure, and strides are not its reason
@@ -289,7 +289,7 @@ _KERNELS: dict[SDPBackend, tuple[Callable[[], bool], _Takes, Callable[[Attention
     SDPBackend.EFFICIENT_ATTENTION: (torch.backends.cuda.mem_efficient_sdp_enabled, _efficient_runs, _efficient),
     SDPBackend.MATH: (torch.backends.cuda.math_sdp_enabled, lambda call, capability: True, _math),
 }
-"""Whether each is switched on, whether it takes a call, and how it runs one."""
+"""For each, whether it is enabled, whether it accepts a call, and how it runs one."""
 
 
 def _additive(mask: Tensor, dtype: torch.dtype, left_out: float) -> Tensor:
@@ -312,7 +312,7 @@ def _aligned(bias: Tensor, call: AttentionCall) -> Tensor:
 
 UNKNOWN_DEVICE = "APL613"
 DEFAULT_CAPABILITY = (9, 0)
-"""The compute capability of a GPU of which nothing is said: Hopper's."""
+"""The compute capability of a GPU if none is given: Hopper's."""
 
 
 Device: TypeAlias = str | torch.device
@@ -322,7 +322,7 @@ Capability: TypeAlias = str | tuple[int, int]
 
 @frozen
 class TargetDevice:
-    """Where a step is to run."""
+    """The device and mode of a step."""
 
     kind: str
     """``cuda`` or ``cpu``."""

@@ -10,11 +10,9 @@ from math import isfinite
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.language.shown import beside, counted, did_you_mean, format_quantity, nearest
-from policylang.language.units import UNITS
+from policylang.language.shown import UNITS, beside, counted, did_you_mean, format_quantity, nearest
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.inspection.breakdown import Breakdown, breakdown
-from policylang.planning.inspection.peak_values import AliveValue, PeakValues, values_at_peak
+from policylang.planning.inspection.breakdown import AliveValue, Breakdown, PeakValues, breakdown, values_at_peak
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.evaluation import Budget, BudgetFigure, Evaluation, Infeasible
 from policylang.tuning.tuned_policy import besides_words, rounded_up
@@ -54,8 +52,8 @@ STATES: Mapping[str, int] = {
     "adam-amsgrad": 3,
     "adamw-amsgrad": 3,
 }
-"""How many values an optimizer keeps for each element of a parameter, in the parameter's dtype: ``torch.optim`` makes
-its state with ``zeros_like(parameter)``, so a step that trains bfloat16 weights has bfloat16 state."""
+"""The values that an optimizer keeps per element of a parameter, in the parameter's dtype: ``torch.optim`` makes its
+state with ``zeros_like(parameter)``, so a step that trains bfloat16 weights has bfloat16 state."""
 
 
 def read_budget(
@@ -66,7 +64,7 @@ def read_budget(
     given = [name for name, each in figures.items() if each is not None]
     if len(given) > 1:
         message = f"a budget is one figure, and {len(given)} are given: {', '.join(given)}"
-        return diagnose(NO_BUDGET, message, help="give one of them; what the others come to is in the account")
+        return diagnose(NO_BUDGET, message, help="give one of them; the account lists the others")
     if peak is not None:
         limit: float | Diagnostic = read_size(peak, "peak")
     elif saved is not None:
@@ -104,7 +102,7 @@ def read_optimizer(given: Size | None, facts: Facts) -> int | Diagnostic:
     if name in STATES:
         trained = trained_bytes(facts)
         if STATES[name] and not trained:
-            message = f"the state of `{name}` cannot be told: the graph does not say what its parameters are"
+            message = f"the state of `{name}` is not known: the graph does not mark its parameters"
             return diagnose(NO_OPTIMIZER, message, help="give the state as a size: `24 GiB`")
         return STATES[name] * trained
     help = f"write one of {', '.join(f'`{each}`' for each in STATES)}, or the size of its state: `24 GiB`"
@@ -207,10 +205,10 @@ def unsuitable(facts: Facts, called: str) -> Diagnostic | None:
     if not any(op == "call_function" for op in facts.ops):
         message = f"{called} is empty: no operator runs in it"
     elif facts.kind is GraphKind.BACKWARD:
-        message = f"{called} is the backward half of a partition, where all has been decided"
+        message = f"{called} is the backward graph of a partition, where all is decided"
     elif Phase.BACKWARD not in facts.phases:
         is_half = facts.kind is GraphKind.FORWARD
-        half = "the forward half of a partition, or" if is_half else "a graph"
+        half = "a partition's forward graph, or" if is_half else "a graph"
         message = f"{called} is {half} of a forward alone: without its backward nothing is kept"
         help = _WHOLE if is_half else f"{_WHOLE}, with gradients on"
     elif not facts.forward:
@@ -263,9 +261,9 @@ _WORDS = {
     "backward": "of the backward's own",
     "in use": "of the forward, in use",
     "saved": "saved for the backward",
-    "recomputed": "computed again",
+    "recomputed": "recomputed",
     "copied back": "copied back from the host",
-    "offloaded": "on the way to the host",
+    "offloaded": "in flight to the host",
     "left to PyTorch": "left to PyTorch",
     "input": "inputs of the step",
     "constant": "constants",
@@ -327,7 +325,7 @@ def _alive(at_peak: PeakValues) -> tuple[str, ...]:
 
 
 def _in_the_way(at_peak: PeakValues, resident: int, facts: Facts) -> tuple[str, ...]:
-    """The one thing that a user can change, where there is one: parameters, the logits, a single value."""
+    """What the user can change to fit, if anything: parameters, the logits, a single value."""
     others = [value for value in at_peak.values if value.what not in _RESIDENT]
     rest = at_peak.bytes - resident
     tables = (facts.inputs[row][0] for row, op in enumerate(facts.targets) if op.startswith("aten.embedding."))
@@ -337,16 +335,14 @@ def _in_the_way(at_peak: PeakValues, resident: int, facts: Facts) -> tuple[str, 
     if size and size >= _LARGE * rest:
         named = f"`{wide[0].name}`{_where(wide[0])}"
         what = f"{counted(len(wide), 'value')} as wide as the vocabulary, such as {named}"
-        line = f"in the way: the logits and what is made of them, {format_quantity(size, 'bytes')} in {what}"
+        line = f"too large: the logits and what is made of them, {format_quantity(size, 'bytes')} in {what}"
         return (line, "a loss that is computed over a part of the tokens at a time does not hold all of them")
     returned = resident + sum(value.bytes for value in others if value.what == "returned")
     if returned >= at_peak.bytes / 2:
-        return (f"in the way: parameters and their gradients, {format_quantity(returned, 'bytes')} on this rank",)
+        return (f"too large: parameters and their gradients, {format_quantity(returned, 'bytes')} on this rank",)
     if others and others[0].bytes >= _LARGE * rest:
         one = others[0]
-        return (
-            f"in the way: one value, `{one.name}`{_where(one)}, {format_quantity(one.bytes, 'bytes')} ({one.what})",
-        )
+        return (f"too large: one value, `{one.name}`{_where(one)}, {format_quantity(one.bytes, 'bytes')} ({one.what})",)
     return ()
 
 

@@ -79,7 +79,7 @@ _SAVED_BY_HAND = ((), ("attention",), ("matmul",), ("compute",), ("attention", "
 
 
 def of_choice(facts: Facts, classes: ValueClasses, kept: Collection[int], again: Collection[int]) -> Pattern:
-    """What most values of each class come to where some owners are saved and some are recomputed."""
+    """The outcome of most values of each class if some producers are saved and some are recomputed."""
     roots, of, owners = facts.storage_roots, classes.of, facts.owners
     saved, repeated = [0] * (len(classes) + 1), [0] * (len(classes) + 1)
     marked: set[int] = set()
@@ -118,8 +118,8 @@ def by_hand(classes: ValueClasses, inside: Vocabulary, outside: Vocabulary) -> I
 
 
 def texts_by_hand(blocks: int) -> Iterator[str]:
-    """What is no pattern of blocks that save their outputs: blocks that are recomputed from what their attention or
-    their products return, every second block, stages that follow what is alive."""
+    """Candidates beyond patterns of blocks that save their outputs: blocks recomputed from their attention's or
+    products' results, every second block, stages at the fewest bytes alive."""
     if blocks > 1:
         yield "recompute everything in every 2nd block\nundecided -> save\n"
         yield "recompute everything in block\nsave attention in block\nundecided -> save\n"
@@ -134,8 +134,8 @@ def texts_by_hand(blocks: int) -> Iterator[str]:
 
 
 def thinned(points: Sequence[HullPoint], least: float) -> list[HullPoint]:
-    """Without the points that lie less than ``least`` seconds below the line between those that stay (Douglas and
-    Peucker, "Algorithms for the reduction of the number of points", 1973)."""
+    """Without the points less than ``least`` seconds below the line between those that stay (Douglas and Peucker,
+    "Algorithms for the reduction of the number of points", 1973)."""
     kept = {0, len(points) - 1}
     pending = [(0, len(points) - 1)]
     while pending:
@@ -154,15 +154,16 @@ def thinned(points: Sequence[HullPoint], least: float) -> list[HullPoint]:
 
 
 _FEW = 2
-"""So many classes take a line or two to say."""
+"""So many classes take a line or two to write."""
 _BASES = 100_000
 _MOST_BASES, _LEAST_BASES, _SMALL_BASES = 10, 4, 1
-"""How many patterns are varied: so many nodes in whole graphs, within limits. Of them, so many of those that keep
-least are varied in every way."""
+"""The patterns that are varied: so many nodes in whole graphs, within limits. Of those that keep least, so many are
+varied in every way."""
 _SHARE = 0.7
-"""How much is moved of what computation would hide if copies were never held up."""
+"""The share of what computation would hide that is moved, if copies were never delayed."""
 _LARGE = 0.1
-"""Of the largest: two copies may be under way at once, and one of a small value takes the place of a large one's."""
+"""A share of the largest value: two copies may be in flight at once, and that of a small value takes the place of a
+large one's."""
 _OFFLOAD = Decision(Action.OFFLOAD, None, Why.RULE)
 _RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.RULE)
 
@@ -258,13 +259,13 @@ class CandidateTable:
     end: Ints
     """The number of the pattern of the last few."""
     around: Ints
-    """The number of the pattern of what lies outside of blocks."""
+    """The number of the pattern outside of blocks."""
     kind: Ints
     """``FIRST``, ``LAST`` or ``EVERY``."""
     number: Ints
     """So many blocks from that end; every so manyth."""
     last: Ints
-    """How many blocks the last few are; 0 where there are only two patterns."""
+    """The number of last blocks; 0 with only two patterns."""
     figures: Mixtures
 
     def __len__(self) -> int:
@@ -366,8 +367,8 @@ def _made(
 
 
 def _unlike_outside(composition: Composition, patterns: Sequence[SegmentProfile]) -> list[int]:
-    """One pattern for each thing that is done outside of blocks: any of them goes with any pattern in all blocks, and
-    that which keeps least with any two."""
+    """One pattern for each outcome outside of blocks: each is combined with every pattern in all blocks, the one that
+    keeps least also with any two."""
     outside = [number for number, each in enumerate(composition.classes.all) if not each.inside]
     found: dict[tuple[int, ...], int] = {}
     for number, each in enumerate(patterns):
@@ -386,7 +387,7 @@ def blocks_phrase(kind: int, number: int, blocks: int) -> str:
 
 
 class Writer:
-    """Writes candidates as policies. How to tell two patterns apart is worked out once for any number of blocks."""
+    """Writes candidates as policies. What distinguishes two patterns is computed once for any number of blocks."""
 
     _MARK, _END = "in first 0 blocks", "in last 0 blocks"
 

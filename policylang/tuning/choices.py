@@ -1,20 +1,20 @@
 """The problem that a tuned policy solves: which operators are recomputed and which memory is kept, as plain columns.
 
-A column is one thing to be done or not: an operator is recomputed, at the price of its seconds, or a piece of memory is
-kept, at the price of its bytes. A clause says that something has to be there when something else runs: its memory is
-kept, or its operator is recomputed. Both follow planning (:mod:`policylang.planning.liveness`) to the letter, so that
-what is chosen here costs what the planner says:
+A column is one binary choice: an operator is recomputed, at the price of its seconds, or a piece of memory is kept, at
+the price of its bytes. A clause requires a value when another node runs: its memory is kept, or its operator is
+recomputed. Both follow planning (:mod:`policylang.planning.liveness`) exactly, so that a choice costs here what the
+planner computes:
 
 - what the backward reads is kept or recomputed; what is recomputed needs its own inputs in the same way;
 - an operator and what follows it are one decision, and all views of one memory are kept for the price of it;
 - what may not be recomputed is kept where it is needed: see :mod:`policylang.planning.decisions.decide`, routing
   choices, seeds; sizes and what the graph is given are there anyway; what the user has tagged stays as it is tagged.
 
-Planning counts bytes over all that it decides, the schedule seconds over what is really recomputed. The two differ
-where a backward node leads to nothing, and where the rest of a flat graph's forward holds a value anyway. An operator
-then has a column more, without a price: it is decided *recompute*, and does not run.
+Planning counts bytes over all that it decides, the schedule seconds over what is really recomputed. The two differ if a
+backward node is dead, and if the rest of a flat graph's forward holds a value anyway. An operator then has another
+column, without a price: it is decided *recompute*, and does not run.
 
-A flat graph of several regions makes a value again in each, and is priced here as if it did so once: its true cost is
+A flat graph of several regions recomputes a value in each, and is priced here as if it did so once: its true cost is
 never below.
 """
 
@@ -29,16 +29,16 @@ from attrs import field, frozen
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.checkpoints import around_blocks
 from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
+from policylang.planning.schedule import around_blocks
 from policylang.simulation.node_times import NodeTimes
 
 NONE = -1
-"""In a clause no such column; else no such row."""
+"""In a clause no such column; else no such node."""
 
 
 def _read_by_backward(facts: Facts) -> list[tuple[int, int]]:
-    """``(reader, forward row)``: what planning takes the backward to read."""
+    """``(reader, forward node)``: what planning takes the backward to read."""
     forward = facts.forward_mask
     found: list[tuple[int, int]] = []
     for row, phase in enumerate(facts.phases):
@@ -51,7 +51,7 @@ def _read_by_backward(facts: Facts) -> list[tuple[int, int]]:
 
 
 def _live_readers(facts: Facts) -> bytearray:
-    """By row 1, where what it reads is really computed: in a joint graph a backward node may lead to nothing."""
+    """By node 1, where what it reads is really computed: in a joint graph a backward node may lead to nothing."""
     live = bytearray(len(facts))
     for row in range(len(facts) - 1, -1, -1):
         flags, phase = facts.flags[row], facts.phases[row]
@@ -66,7 +66,7 @@ def _live_readers(facts: Facts) -> bytearray:
 
 
 def _regions(facts: Facts, roots: Sequence[int]) -> tuple[array[int], array[int]]:
-    """By row of a flat graph's backward the last row of its region, and by memory the last row that reads it outside
+    """By node of a flat graph's backward the last node of its region, and by memory the last node that reads it outside
     of the backward; :data:`NONE` for the others.
 
     A value that the forward still holds at the end of a region is read there as it is. Whether it does depends on all
@@ -87,16 +87,16 @@ def _regions(facts: Facts, roots: Sequence[int]) -> tuple[array[int], array[int]
 
 
 STAYS, MUST_RUN = 1, 2
-"""An owner that is never recomputed, and one that is recomputed wherever the backward needs it."""
+"""A producer that is never recomputed, and one that is recomputed wherever the backward needs it."""
 
 
 def fixed_owners(
     facts: Facts, capabilities: Capabilities, keep: Collection[int], override: bool, blocks: BlockTable | None
 ) -> tuple[bytearray, frozenset[int]]:
-    """By owner :data:`STAYS`, :data:`MUST_RUN` or 0, and the owners that the user's tags move to the host.
+    """By producer :data:`STAYS`, :data:`MUST_RUN` or 0, and the producers that the user's tags move to the host.
 
-    A path that runs one block at a time knows no tags: the policy's checkpoints take the place of the user's own. It
-    decides nothing outside ``blocks``, and nothing of their outputs.
+    A path that runs one block at a time knows no tags: the policy's checkpoints replace the user's. It decides nothing
+    outside ``blocks``, and not their outputs.
     """
     owners, fixed = facts.owners, bytearray(len(facts))
     by_block = capabilities.block_by_block
@@ -138,20 +138,20 @@ class Choices:
     sizes: Sequence[int] = field(repr=False)
     """By column: bytes of the memory; 0 for operators."""
     rows: Sequence[int] = field(repr=False)
-    """By column: the operator, or the row that allocated the memory."""
+    """By column: the operator, or the node that allocated the memory."""
     clauses: Sequence[Clause] = field(repr=False)
     keeps: Sequence[int] = field(repr=False)
-    """By row: the column that keeps its memory, of a row that allocated some; ``NONE``."""
+    """By node: the column that keeps its memory, of a node that allocated some; ``NONE``."""
     runs: Sequence[int] = field(repr=False)
-    """By owner: the column that decides to run it again; ``NONE``."""
+    """By producer: the column that decides to recompute it; ``NONE``."""
     same_as: Sequence[int] = field(repr=False)
-    """By row: the row that it is there with, for nothing; of a view what it looks into. Itself for the others."""
+    """By node: the node with which it is available at no cost, for a view its base. Itself for the others."""
     read: Sequence[int] = field(repr=False)
-    """The forward rows that the backward reads."""
+    """The forward nodes that the backward reads."""
     moved: frozenset[int] = field(repr=False)
-    """Owners that the user's tags move to the host."""
+    """Producers that the user's tags move to the host."""
     fixed: bytes = field(repr=False)
-    """By owner: :data:`STAYS`, :data:`MUST_RUN` or 0."""
+    """By producer: :data:`STAYS`, :data:`MUST_RUN` or 0."""
 
 
 def choices_of(
@@ -163,10 +163,10 @@ def choices_of(
     override: bool = False,
     blocks: BlockTable | None = None,
 ) -> Choices:
-    """What may be decided of a graph. O(nodes + edges).
+    """The choices that a graph leaves open. O(nodes + edges).
 
-    ``keep``: rows whose decision is *save*, unless the user's tag says otherwise. ``override``: the user's tags count
-    for nothing. ``blocks``: of a path that runs one block at a time, outside of which nothing is decided.
+    ``keep``: nodes whose decision is *save*, unless the user's tag says otherwise. ``override``: the user's tags count
+    for nothing. ``blocks``: of a path that runs one block at a time; nothing outside them is decided.
     """
     fixed, moved = fixed_owners(facts, capabilities, keep, override, blocks)
     problem = _Problem(facts, times, fixed, moved)
@@ -192,7 +192,7 @@ class _Problem:
         self.facts = facts
         self.times = times.seconds
         self.roots = facts.storage_roots
-        self.units: dict[int, list[int]] = {}  # by owner what is written in place, which runs again as a whole
+        self.units: dict[int, list[int]] = {}  # by producer, values written in place, which are recomputed as a whole
         for row, flags in enumerate(facts.flags if facts.kind is GraphKind.FLAT else ()):
             if flags & Flag.REPEATABLE:
                 self.units.setdefault(facts.owners[row], []).append(row)
@@ -210,8 +210,8 @@ class _Problem:
         self.read: tuple[int, ...] = ()
 
     def find_free(self) -> None:
-        """What is there whatever is decided, and what is there together with what it looks into: a view that runs
-        again needs that and nothing else, and one that is kept keeps the same memory."""
+        """Find values available whatever is decided, and views available with their base: a recomputed view needs only
+        its base, and a kept one keeps the same memory."""
         facts, fixed, roots, free = self.facts, self.fixed, self.roots, self.free
         forward = facts.forward_mask
         for row in range(len(facts)):
@@ -231,8 +231,7 @@ class _Problem:
                 self.same_as[row] = self.same_as[source]
 
     def _is_free_view(self, row: int) -> bool:
-        """Of memory that another row allocated or was given, at no time and with nothing else that would have to be
-        there."""
+        """True for a view of memory that another node allocated or was given, at no cost and with no other input."""
         facts, inputs = self.facts, self.facts.inputs[row]
         if not inputs or self.roots[inputs[0]] != self.roots[row] or self.times[row]:
             return False
@@ -241,21 +240,21 @@ class _Problem:
         return all(self.free[each] for each in inputs[1:])
 
     def ask(self) -> None:
-        """From the last row to the first: all that asks for a row is known when it is reached."""
+        """From the last node to the first: all that asks for a node is known when it is reached."""
         facts, same_as, free, owners = self.facts, self.same_as, self.free, self.facts.owners
         counted, real = bytearray(len(facts)), bytearray(len(facts))
-        sure = bytearray(b"\1") * len(facts)  # is needed whenever its owner runs again
+        sure = bytearray(b"\1") * len(facts)  # is needed whenever its producer is recomputed
         for rows in self.units.values():
             for row in rows:
                 sure[row] = 0
         apart = bytearray(len(facts))  # by owner: decided so by something that does not run
-        runs_if_so = bytearray(len(facts))  # by owner: the backward itself has it run where it is decided so
+        runs_if_so = bytearray(len(facts))  # by producer: decided by a node that does not run
         live, (ends, held_until) = _live_readers(facts), _regions(facts, self.roots)
         flat = facts.kind is GraphKind.FLAT
-        first_end = array("i", [len(facts)]) * len(facts)  # by row: of the first region that may recompute it
+        first_end = array("i", [len(facts)]) * len(facts)  # by node: of the first region that may recompute it
         asked = _read_by_backward(facts)
         self.read = tuple(dict.fromkeys(source for _, source in asked))
-        reads: list[tuple[int, bool]] = []  # of a row as it is read: whether it may be kept is its own
+        reads: list[tuple[int, bool]] = []  # of a node as it is read: it has a separate choice whether it may be kept
         for reader, source in asked:
             row = same_as[source]
             if not free[source]:

@@ -1,16 +1,16 @@
-"""The figures of mixtures of patterns, composed of what each pattern does in each block.
+"""The figures of mixtures of patterns, composed of each pattern's figures in each block.
 
-Where blocks save their outputs, what one block keeps and recomputes depends on its own pattern alone. So each pattern
-is simulated once, in all blocks, and its step is cut into segments where forward and backward pass from one block to
-the next. A segment has two figures: by how much the memory in use rises in it at most, and by how much it is higher
-after it. The peak of a mixture is the highest point of its blocks' segments put together; what it keeps and recomputes
-is the sum over its blocks.
+If blocks save their outputs, what one block keeps and recomputes depends on its pattern alone. So each pattern is
+simulated once, in all blocks, and its step is cut into segments where forward and backward pass from one block to the
+next. A segment has two figures: by how much the memory in use rises in it at most, and by how much it is higher after
+it. The peak of a mixture is the highest point of its blocks' segments put together; what it keeps and recomputes is the
+sum over its blocks.
 
-How long computation waits for copies to the host and back (:mod:`policylang.planning.schedule` says
-when they start and are awaited) is max-plus linear (Baccelli et al., *Synchronization and Linearity*, 1992): a small
-matrix a segment, which does not depend on what other blocks do. Of the forward the moments are the present, and when
-the last copy and the one before it are done; of the backward the present, when the last value and the one before it
-were used first, and when the last copy is done.
+How long computation waits for copies to the host and back (:mod:`policylang.planning.schedule` places their starts and
+waits) is max-plus linear (Baccelli et al., *Synchronization and Linearity*, 1992): a small matrix a segment, which does
+not depend on what other blocks do. Of the forward the moments are the present, and when the last copy and the one
+before it are done; of the backward the present, when the last value and the one before it were used first, and when the
+last copy is done.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from policylang.graph.facts import Facts, Flag, Phase, forward_users
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, Phase, Schedule, StepKind, forward_users
 from policylang.language.syntax import Action, Policy
-from policylang.planning.checkpoints import checkpoints_around
 from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import SavedForBackward, backward_needs, with_checkpoints
 from policylang.planning.plan import schedule_of
-from policylang.planning.schedule import build_checkpointed_schedule
+from policylang.planning.schedule import build_checkpointed_schedule, checkpoints_around
 from policylang.planning.value_outcome import Decision, Why
 from policylang.simulation.memory import Lifetimes, Origin, lifetimes
 from policylang.simulation.node_times import NodeTimes
@@ -46,7 +44,7 @@ _DONE = 3
 
 @frozen(eq=False)
 class SegmentWaits:
-    """Of a pattern that all blocks follow."""
+    """The waits of a pattern that all blocks follow."""
 
     matrices: Floats
     """By segment: of each moment after it and each before it, how much later the one is at least."""
@@ -92,7 +90,7 @@ def waits_of(
 
 
 def _seconds_waited(patterns: Sequence[SegmentWaits], by_segment: Ints, backward: int) -> Floats:
-    """Of mixtures; ``by_segment`` says, mixture by segment, the number of the pattern."""
+    """The waits of mixtures; ``by_segment``: mixture by segment, the number of the pattern."""
     matrices = np.stack([each.matrices for each in patterns])
     computes = np.stack([each.computes for each in patterns])
     count, segments = by_segment.shape
@@ -115,8 +113,8 @@ def _seconds_waited(patterns: Sequence[SegmentWaits], by_segment: Ints, backward
 
 
 def on_their_way(found: Lifetimes, schedule: Schedule, keys: Ints, backward: Sequence[int]) -> tuple[Ints, Ints]:
-    """By block, of what it and earlier blocks move: the bytes that are on their way to the host as its forward ends,
-    and those that are back, or on their way, as its backward begins. Last, for what lies outside, none.
+    """By block, of what it and earlier blocks move: the bytes in flight to the host as its forward ends, and those
+    back, or in flight, as its backward begins. Last, outside the blocks, none.
 
     ``keys``: by step its segment; ``backward``: by block the segment of its backward, as the one after 0 is of its
     forward.
@@ -141,8 +139,7 @@ def where_zones_meet(
     leaving: Ints, returned: Ints, moves: NDArray[np.bool_], chosen: Ints, backward: Sequence[int]
 ) -> Ints:
     """By mixture and segment, the bytes that segments of later blocks would have added or freed for copies of earlier
-    ones if both followed one pattern. Where the later ones copy nothing, what is on its way is held until the forward
-    ends.
+    ones if both followed one pattern. If the later ones copy nothing, bytes in flight are held until the forward ends.
 
     The first three by pattern; ``chosen``: by mixture and block the pattern.
     """
@@ -166,8 +163,7 @@ NO_RULES = Policy("tuned", {}, None, (), None, (), ())
 _ALWAYS = Decision(Action.SAVE, None, Why.ALWAYS)
 
 _BESIDE_COLLECTIVES = 0.85
-"""Of the time that copies are composed to be waited for, the share that surely is. A wait for a collective may hide the
-rest."""
+"""The share of the composed waits for copies that is certain. A wait for a collective may hide the rest."""
 
 
 @frozen(eq=False)
@@ -179,17 +175,17 @@ class SegmentProfile:
     net: Ints
     """By segment: bytes by which it is higher after it."""
     saved: Ints
-    """By block, last what lies outside: bytes kept for the backward."""
+    """By block, the rest of the graph last: bytes kept for the backward."""
     recompute: Floats
-    """By block, last what lies outside: seconds of recomputation."""
+    """By block, the rest of the graph last: seconds of recomputation."""
     asked: tuple[int, ...]
     """By class: what becomes of its values; ``Option.EITHER`` of those that the backward does not ask for."""
     saves_outputs: bool
-    """Whether blocks save their outputs: only then does memory in use follow from that of each block."""
+    """True if blocks save their outputs: only then does memory in use follow from that of each block."""
     leaving: Ints
-    """By block, of what it and earlier blocks move to the host: bytes that are on their way as its forward ends."""
+    """By block, of what it and earlier blocks move to the host: bytes in flight as its forward ends."""
     returned: Ints
-    """Bytes of the same that are back, or on their way, as its backward begins."""
+    """Bytes of the same that are back, or in flight, as its backward begins."""
     waits: SegmentWaits | None = None
     """When copies start and are awaited in each segment; None where none were asked for."""
 
@@ -216,7 +212,7 @@ class Mixtures:
 
 
 class Composition:
-    """Cuts patterns into segments and puts them together."""
+    """Cuts patterns into segments and joins them."""
 
     def __init__(
         self,
@@ -245,7 +241,8 @@ class Composition:
         self.block_of_segment = block
 
     def decisions(self, pattern: Sequence[int]) -> list[Decision | None]:
-        """A decision a row; what the pattern leaves open is recomputed in blocks and saved outside of them."""
+        """One decision per node; values that the pattern leaves open are recomputed in blocks and saved outside of
+        them."""
         classes = self.classes
         by_class = []
         for number, option in enumerate(pattern):
@@ -310,8 +307,8 @@ class Composition:
         return SegmentProfile(rise, net, saved, again, asked, saves_outputs, leaving, returned, waits)
 
     def with_cheap_saved(self, pattern: Sequence[int]) -> tuple[int, ...]:
-        """With what takes time and hardly any memory saved: of a flat graph the linear program takes values to be there
-        for nothing that the schedule makes again."""
+        """The pattern with values saved that cost time and hardly any memory: on a flat graph the linear program
+        assumes some values are free that the schedule recomputes."""
         decisions = self.decisions(pattern)
         needs, of, facts = backward_needs(self.facts, decisions), self.classes.of, self.facts
         forward = sum(self.times.seconds[row] for row in facts.forward)
@@ -328,8 +325,8 @@ class Composition:
     def mixtures(
         self, patterns: Sequence[SegmentProfile], blocks: NDArray[np.int32], around: NDArray[np.int32]
     ) -> Mixtures:
-        """The figures of mixtures: ``blocks`` says, mixture by block, the number of the pattern, ``around`` that of
-        what is done outside."""
+        """The figures of mixtures: ``blocks``: mixture by block, the number of the pattern; ``around``: that of the
+        pattern outside the blocks."""
         chosen = np.column_stack([blocks, around]).astype(np.int64)
         moving, more, copies = self._with_copies(patterns, chosen)
         rises = np.stack([each.rise for each in patterns], axis=1)
@@ -362,7 +359,7 @@ class Composition:
         more = where_zones_meet(leaving, returned, moves, chosen[moving], back)
         waits = [each.waits for each in patterns if each.waits is not None]
         by_segment = chosen[moving]
-        if self.count:  # behind the blocks the copies of the last one are under way
+        if self.count:  # after the blocks the copies of the last one are in flight
             by_segment = np.column_stack([by_segment[:, :-1], by_segment[:, -2]])
         by_segment = by_segment[:, self.block_of_segment]
         copies[moving] = self._sure * _seconds_waited(waits, by_segment, self.count + 2)
@@ -401,7 +398,7 @@ class Composition:
         return 2 * self.count + 2 - block
 
     def _keys(self) -> tuple[Ints, Ints]:
-        """By row the number of the segment that it begins or goes on with, in forward and in backward; 0 where it goes
+        """By node the number of the segment that it begins or goes on with, in forward and in backward; 0 where it goes
         on with whatever there is."""
         facts, block_of, count = self.facts, self.classes.blocks.block_of, self.count
         forward, backward = np.zeros(len(facts), dtype=np.int64), np.zeros(len(facts), dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Writes what is to become of classes of values as a few rules, last match first, as a person would.
+"""Writes the outcomes of classes of values as a few rules, last match first, as a person would.
 
-A ground rule, then its exceptions: the fewest phrases, by a greedy cover, that take all classes that are to be
-otherwise and none of which that would be wrong. What the backward does not ask for may fall either way. Blocks that
-follow another pattern get exceptions of their own, or a ground of their own where that is shorter.
+A ground rule, then its exceptions: the fewest phrases, by a greedy cover, that cover all classes with another outcome
+and no class for which that would be wrong. Values that the backward does not need may have either outcome. Blocks that
+follow another pattern get separate exceptions, or a separate ground rule if that is shorter.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Zone:
     pattern: tuple[int, ...]
     """By class."""
     nested: bool = False
-    """Whether they are among the blocks of the zone before."""
+    """True if they are among the blocks of the zone before."""
 
 
 @frozen
 class RuleGroup:
-    """Phrases with one action in one place, which may stand in any order."""
+    """Phrases with one action in one place, in any order."""
 
     action: Option
     place: str
@@ -44,7 +44,7 @@ class RuleGroup:
 
 @frozen
 class Script:
-    """Statements, and what they do to each class: in the blocks where no zone says otherwise, and in the zones."""
+    """Statements, and the outcome of each class: in the blocks outside all zones, and in the zones."""
 
     ground: tuple[str, ...]
     groups: tuple[RuleGroup, ...]
@@ -82,9 +82,9 @@ def scripts(
     *,
     undecided: bool = False,
 ) -> list[Script]:
-    """The ways to say it, the shortest first. ``base`` is what all blocks do where no zone says otherwise, ``around``
-    what is done outside of blocks. ``undecided``: whether what no rule speaks of may be the ground that is saved, so
-    that views go with what is offloaded."""
+    """The possible texts, the shortest first. ``base``: the pattern of all blocks outside the zones; ``around``: the
+    pattern outside of blocks. ``undecided``: True if values without a rule may be the ground that is saved, so that
+    views follow what is offloaded."""
     found = []
     offloads = any(Option.OFFLOAD in pattern for pattern in (base, around, *(zone.pattern for zone in zones)))
     grounds = [_BLOCKS_AGAIN] if inside.numbers else []
@@ -149,7 +149,7 @@ def _script(
 def _settle(
     vocabulary: Vocabulary, pattern: Sequence[int], effect: dict[int, int], place: str, groups: list[RuleGroup]
 ) -> bool:
-    """Add the groups that turn what is said already into what is wanted; False where no phrase can tell it apart."""
+    """Add the groups that turn the outcomes so far into the wanted ones; False if no phrase distinguishes them."""
     for action in (Option.RECOMPUTE, Option.SAVE, Option.OFFLOAD):
         must = sum(
             1 << n for n in vocabulary.numbers if _asks_for(pattern[n], action) and not _is_so(pattern[n], effect[n])
@@ -157,7 +157,7 @@ def _settle(
         if not must:
             continue
         never = sum(1 << n for n in vocabulary.numbers if not _allows(pattern[n], action))
-        if action is Option.OFFLOAD:  # a view of what stays would be said to stay
+        if action is Option.OFFLOAD:  # a view of a saved value would be saved
             never |= vocabulary.views & sum(1 << n for n in vocabulary.numbers if pattern[n] == Option.EITHER)
         phrases = _cover(vocabulary.phrases, must, never)
         if phrases is None:
@@ -179,8 +179,7 @@ def _allows(option: int, action: Option) -> bool:
 
 
 def _is_so(option: int, said: int) -> bool:
-    """Whether what is said of a class already is what is wanted. Of what nothing is said is saved, or goes with the
-    memory that it looks into."""
+    """True if a class already has the wanted outcome. Without a rule it is saved, or follows its base."""
     if option == Option.REBUILT:
         return said != Option.SAVE
     return option == (Option.SAVE if said == Option.EITHER else said)
@@ -236,7 +235,7 @@ def _length(groups: Sequence[RuleGroup]) -> float:
 
 
 def _join_two(groups: Sequence[RuleGroup], lists: list[list[list[Phrase]]]) -> bool:
-    """Put two statements with one action and one place into one: those that make the shortest line."""
+    """Join two statements with one action and one place: those that make the shortest line."""
     best: tuple[int, int, int, int] | None = None
     for at, (group, each) in enumerate(zip(groups, lists, strict=True)):
         for left in range(len(each)):

@@ -39,7 +39,7 @@ class Budget:
 
 @frozen
 class Candidate:
-    """A policy with what planning and simulation say of it on the graph that is tuned for."""
+    """A policy with its plan and its simulated figures on the graph that is tuned for."""
 
     rules: str
     """The statements that decide, a line each, without a comment and without expectations."""
@@ -138,8 +138,8 @@ class Evaluation:
         self._asked.clear()
 
     def planned(self, text: str) -> Plan | None:
-        """The plan of a text; None where anything at all is to be said against it. Of one that offloads a note may say
-        that some of it stays on the device: what it comes to is simulated."""
+        """The plan of a text; None if it has any diagnostic, except a note that some offloaded values stay on the
+        device: the simulation covers that."""
         loaded = parse_policy(text, operators=self.operators)
         if loaded.policy is None or loaded.diagnostics:
             return None
@@ -149,8 +149,8 @@ class Evaluation:
         return None if against else made
 
     def of(self, text: str) -> Candidate | None:
-        """The candidate that a text makes, in canonical form; None where there is anything to be said against it, or
-        where something is left to PyTorch's partitioner."""
+        """The candidate of a text, in canonical form; None if it has a diagnostic, or leaves a value to PyTorch's
+        partitioner."""
         self._asked[text] = None
         if text not in self._known:
             with uncollected():
@@ -163,7 +163,7 @@ class Evaluation:
         return tuple(each for text in self._asked if (each := self._known[text]) is not None)
 
     def without_rules(self) -> Candidate:
-        """Of a graph of which there is nothing to decide: the step as it is."""
+        """The candidate of a graph without choices: the step as it is."""
         schedule = schedule_of(self.facts, [None] * len(self.facts))
         peak = peak_of(simulate(self.facts, schedule), self.facts)
         times = step_time(self.facts, schedule, self.times)

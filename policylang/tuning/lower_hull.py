@@ -1,13 +1,12 @@
-"""The lower hull of what can be had: seconds of recomputation against bytes kept, over all choices of a graph.
+"""The lower hull of seconds of recomputation against bytes kept, over all choices of a graph.
 
-The choices are a linear program: minimise seconds + price × bytes with every column between 0 and 1. Each memory stands
-between the one operator that makes it and those that read it: the matrix is that of a minimum cut (Picard, "Maximal
-closure of a graph and applications to combinatorial problems", Management Science 1976), totally unimodular, so that
-every vertex is 0 or 1. Views with further inputs break that;
-fractional solutions are then resolved by branch and bound.
+The choices are a linear program: minimise seconds + price × bytes with every column between 0 and 1. Each memory is
+between the one operator that makes it and its readers: the matrix is that of a minimum cut (Picard, "Maximal closure of
+a graph and applications to combinatorial problems", Management Science 1976), totally unimodular, so that every vertex
+is 0 or 1. Views with further inputs break that; fractional solutions are then resolved by branch and bound.
 
-Costs are scaled to whole numbers that add up to less than 2**50. All that the simplex method then works out of them, by
-pivots of 1 and -1, is whole and exact in a double, and comes out alike on every machine.
+Costs are scaled to whole numbers that add up to less than 2**50. The simplex method, with pivots of 1 and -1, then
+computes only whole numbers, exact in a double and equal on every machine.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ OPTIONS: dict[str, Any] = {
     "random_seed": 0,
     "solver": "simplex",
     "presolve": "off",
-    # What keeps whole numbers whole.
+    # Keeps whole numbers whole.
     "simplex_scale_strategy": 0,
     "dual_simplex_cost_perturbation_multiplier": 0.0,
     "primal_simplex_bound_perturbation_multiplier": 0.0,
@@ -79,7 +78,7 @@ class Relaxation:
         highspy = solver()
         self.numpy, self.highspy = numpy, highspy
         self.is_cut = True
-        """Whether the last choice came out of the relaxation alone."""
+        """True if the last choice is the relaxation's."""
         columns, clauses = len(choices.rows), choices.clauses
         self.every_column = numpy.arange(columns, dtype=numpy.int32)
         self.every_row = numpy.arange(len(clauses), dtype=numpy.int32)
@@ -124,8 +123,8 @@ class Relaxation:
         return tuple((values > 0.5).nonzero()[0].tolist())
 
     def _whole(self, rounded: Any) -> Any:
-        """The best of all whole choices, where views that need more than the memory they look into have the relaxation
-        choose halves: by branch and bound, from what rounding up comes to. A clause that holds, holds rounded up."""
+        """The best whole choice by branch and bound, if views with further inputs make the relaxation fractional.
+        Starts from rounding up, which keeps every clause satisfied."""
         highs, numpy = self.highs, self.numpy
         kinds = self.highspy.HighsVarType
         for kind in (kinds.kInteger, kinds.kContinuous):
@@ -153,7 +152,7 @@ class Relaxation:
         self._limit()
 
     def widen(self) -> None:
-        """Choose among everything again."""
+        """Allow all choices again."""
         self.lower, self.upper, self.most = self.zeros, self.ones, self.no_limit
         self._limit()
 
@@ -163,9 +162,9 @@ class Relaxation:
 
 
 TICKS = 45
-"""Times are counted in ticks, 2**45 of them in the time of all that may be recomputed, or half as many."""
+"""Times are counted in ticks, 2**45 or 2**44 of them in the time of all that may be recomputed."""
 STRAIGHT = 10**9
-"""A point that lies less than this part below the line between its neighbours is on it."""
+"""A point less than this share below the line between its neighbours is on it."""
 
 
 @frozen
@@ -242,11 +241,11 @@ class HullPoint:
     saved: int
     """Bytes kept on the device for the backward, as planning counts them."""
     seconds: float
-    """Of recomputation."""
+    """Seconds of recomputation."""
     kept: frozenset[int] = field(repr=False)
-    """Owners whose value is saved."""
+    """Producers whose value is saved."""
     recomputed: frozenset[int] = field(repr=False)
-    """Owners that are recomputed, views of what is recomputed among them."""
+    """Producers that are recomputed, views of recomputed values among them."""
 
 
 def lower_hull(
@@ -258,11 +257,10 @@ def lower_hull(
     override: bool = False,
     blocks: BlockTable | None = None,
 ) -> tuple[HullPoint, ...]:
-    """The lower hull over all choices that planning takes for right: nothing that is safe to decide is below it.
+    """The lower hull over all choices that planning accepts: no safe choice is below it.
 
-    ``keep``: rows whose values are kept where the backward comes down to them, as by a rule that saves them.
-    ``override``: what the user has tagged may be decided otherwise. ``blocks``: of a path that runs one block at a
-    time, outside of which it decides nothing.
+    ``keep``: nodes whose values are kept if the backward needs them, as by a rule that saves them. ``override``: the
+    user's tags may be overridden. ``blocks``: of a path that runs one block at a time; it decides nothing outside them.
 
     Raises:
         PolicyError: the solver is not installed.
@@ -319,7 +317,7 @@ def _point(choices: Choices, columns: Sequence[int]) -> HullPoint:
 
 
 def again_of(choices: Choices, columns: Sequence[int]) -> bytearray:
-    """By owner, 1 where the decision is *recompute*: of a view where what it looks into is not kept."""
+    """By producer, 1 if the decision is *recompute*; for a view, if its base is not kept."""
     facts, keeps, runs = choices.facts, choices.keeps, choices.runs
     roots = facts.storage_roots
     chosen = bytearray(len(choices.rows))

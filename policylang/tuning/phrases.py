@@ -1,9 +1,9 @@
-"""The classes of values that rules speak of, and the phrases that select them.
+"""The classes of values that rules decide, and the phrases that select them.
 
-A class has the values of one operator, one module within a block and one position there. What a policy does to the
-values of a class it does in every block that it is about. Values outside the blocks have classes of their own, by their
-whole module path with numbers left out. Sets of classes are bit masks: a graph has tens of classes, and phrases are
-compared by the thousand.
+A class has the values of one operator, one module within a block and one position there. A rule treats the values of a
+class alike in every block that it names. Values outside the blocks have separate classes, by their whole module path
+with numbers left out. Sets of classes are bit masks: a graph has tens of classes, and phrases are compared by the
+thousand.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Option(IntEnum):
     SAVE = 1
     OFFLOAD = 2
     REBUILT = 3
-    """They look into memory that waits on the host, and must not be saved: that would hold it."""
+    """Views of memory that waits on the host. They must not be saved: that would hold it."""
 
 
 @frozen
@@ -51,7 +51,7 @@ class ValueClass:
     target: str
     """The operator in full."""
     module: str
-    """Within the block; of what lies outside of blocks the whole path, a ``*`` for each number."""
+    """Within the block; outside of blocks the whole path, a ``*`` for each number."""
     position: int
     """Counted from 1 among the values of this operator in this module."""
 
@@ -61,10 +61,10 @@ class ValueClasses:
     """The classes of one graph."""
 
     of: Sequence[int] = field(repr=False)
-    """Row, which may follow an owner, to the number of its class; -1 where no rule decides."""
+    """Node (a producer or a follower) to the number of its class; -1 if no rule decides it."""
     all: tuple[ValueClass, ...] = field(repr=False)
     rows: tuple[tuple[int, ...], ...] = field(repr=False)
-    """By class, the owners, in graph order."""
+    """By class, the producers, in graph order."""
     blocks: BlockTable = field(repr=False)
     block_glob: str
     """A glob of the blocks' own modules; empty where they have none in common."""
@@ -78,7 +78,7 @@ class ValueClasses:
 
 
 def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, glob: str = "") -> ValueClasses:
-    """The classes in the order in which the graph comes to them; one pass. ``glob`` is of the blocks."""
+    """The classes in graph order; one pass. ``glob`` is of the blocks."""
     owners, flags, block_of = facts.owners, facts.flags, blocks.block_of
     prefixes = _prefixes(facts, blocks)
     of = array("i", [-1]) * len(facts)
@@ -126,7 +126,7 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
 
 
 def _prefixes(facts: Facts, blocks: BlockTable) -> list[tuple[str, ...]]:
-    """By block, the path that its modules have in common, up to a number; last, for what lies outside, none."""
+    """By block, the path that its modules have in common, up to a number; last, for the rest of the graph, none."""
     paths: list[dict[str, None]] = [{} for _ in blocks.names]
     for row in facts.forward:
         if blocks.block_of[row] != OUTSIDE and facts.modules[row]:
@@ -174,15 +174,15 @@ EVERYTHING = "everything"
 
 @frozen
 class Phrase:
-    """An operator, a group or everything, narrowed by position and module. What it is of, in which blocks or outside
-    of all, is said when it is written."""
+    """An operator, a group or everything, narrowed by position and module. Its blocks, or the outside of all, are added
+    when it is written."""
 
     subject: str
     """``mm``, ``attention``, ``everything``."""
     mask: int = field(repr=False)
     """A bit for each class that it denotes."""
     cost: float
-    """How much there is to read."""
+    """The length for a reader."""
     position: str = ""
     """``first``, ``every 2nd``."""
     module: str = ""
@@ -204,7 +204,7 @@ class Phrase:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it can stand in a list with others."""
+        """True if it may be in a list with others."""
         return not self.position and not self.predicate
 
 
@@ -295,7 +295,7 @@ class Vocabulary:
             yield Phrase(subject, _mask(union), cost, position, path)
 
     def _by_own_module(self, subject: str, numbers: Sequence[int]) -> Iterator[Phrase]:
-        """What lies in a module itself, and nowhere deeper."""
+        """The classes of a module itself, without those of its submodules."""
         classes = self._classes
         modules: dict[str, list[int]] = {}
         for number in numbers:
@@ -312,7 +312,7 @@ class Vocabulary:
                 yield Phrase(subject, 1 << number, 2.4, _position(at, len(ordered)), predicate=f"module == {glob}")
 
     def _in_blocks(self) -> tuple[tuple[int, ...], ...]:
-        """The classes in the order in which a block comes to them, each order once: blocks of a kind have the same."""
+        """The classes in the order of a block, each order once: blocks of a kind have the same."""
         block_of, rows = self._classes.blocks.block_of, self._classes.rows
         orders: list[list[tuple[int, int]]] = [[] for _ in self._classes.blocks.names if self.inside]
         for number in self.numbers if self.inside else ():
@@ -321,7 +321,7 @@ class Vocabulary:
         return tuple(dict.fromkeys(tuple(number for _, number in sorted(order)) for order in orders))
 
     def _paths(self, numbers: Iterable[int]) -> list[str]:
-        """The modules that some of the classes lie in, at any depth, in the order of the graph."""
+        """The modules that some of the classes are in, at any depth, in the order of the graph."""
         found: dict[str, None] = {}
         for number in numbers:
             parts = self._classes.all[number].module.split(".")
@@ -351,7 +351,7 @@ class Vocabulary:
         return f"{of[0].target.split('.', 1)[0]}.{name}"
 
     def _is_clean(self, subject: str) -> bool:
-        """Whether the language takes a name for an operator's, and has nothing to say about it."""
+        """True if the language reads a name as an operator's, without a diagnostic."""
         if prelude_group(subject) is not None:
             return False
         loaded = parse_policy(f"save {subject}\n", operators=self._operators)

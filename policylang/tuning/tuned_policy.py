@@ -13,8 +13,7 @@ from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import write_whole
 from policylang.language.layout import format_source
-from policylang.language.shown import counted, format_quantity, logged, one_line
-from policylang.language.units import UNITS, write
+from policylang.language.shown import UNITS, counted, format_quantity, logged, one_line, write_quantity
 from policylang.planning.digest import digest_of
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
 
@@ -34,6 +33,10 @@ class TunedPolicy:
     """The graph and device that it is tuned for."""
     notes: tuple[Diagnostic, ...] = ()
     """Notes beside it, such as that nothing has to be recomputed."""
+
+    def __repr__(self) -> str:
+        peak, saved = (format_quantity(each, "bytes") for each in (self.peak, self.tuned.chosen.saved))
+        return f"<policylang.TunedPolicy for {self.subject.called}: peak {peak}, {saved} saved>"
 
     @property
     def rules(self) -> str:
@@ -102,7 +105,7 @@ class TuningSubject:
     """The graph and device that a policy is tuned for, in words that are the same on every machine."""
 
     graph: str
-    """The name of the graph's file, without the folder; empty where it came from none."""
+    """The name of the graph's file, without the folder; empty if it has none."""
     kind: str
     nodes: int
     fingerprint: str
@@ -114,7 +117,7 @@ class TuningSubject:
     optimizer: str = ""
     """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
     path: str = ""
-    """The path that the policy is for, where that was said."""
+    """The path that the policy is for, if given."""
     priced_by_bytes: Mapping[str, int] = field(factory=dict)
     """The operators that no FLOP formula counts, and how many calls: their times are those of moving their bytes."""
 
@@ -156,9 +159,9 @@ def tuned_text(tuned: Tuned, subject: TuningSubject, *, timed: bool = True) -> s
 def budget_words(budget: Budget) -> str:
     """``a peak of at most 70 GiB``."""
     if budget.figure == "recompute time":
-        return f"second runs of at most {format_quantity(budget.limit, 'fraction')} of the forward's time"
+        return f"recomputation of at most {format_quantity(budget.limit, 'fraction')} of the forward's time"
     limit = int(budget.limit)
-    size = write(limit, "bytes")
+    size = write_quantity(limit, "bytes")
     if len(size.partition(" ")[0]) > _SHORT:
         size = f"{format_quantity(limit, 'bytes')} ({limit:,} bytes)"
     return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
@@ -188,7 +191,7 @@ def recomputed_words(tuned: Tuned) -> str:
 
 
 def step_words(each: Candidate) -> str:
-    """The time of the step, fine enough to tell neighbours apart: ``1.12 s``, ``905.3 ms``."""
+    """The time of the step, precise enough to distinguish neighbours: ``1.12 s``, ``905.3 ms``."""
     return f"{each.step:.2f} s" if each.step >= 1 else format_quantity(each.step, "seconds")
 
 
@@ -249,18 +252,18 @@ def _promises(tuned: Tuned, subject: TuningSubject, *, timed: bool) -> list[str]
     if budget.figure == "saved":
         return [f"expect saved <= {at_most(int(budget.limit), chosen.saved)}"]
     if budget.figure == "recompute time":
-        share = write(budget.limit, "fraction")
+        share = write_quantity(budget.limit, "fraction")
         promised = [f"device {subject.device_named}", f"expect recomputed time <= {share}"] if timed else []
         return [*promised, f"expect peak <= {rounded_up(chosen.peak)}"]
     alone = int(budget.limit * (1 - besides.reserve)) - besides.optimizer
     less = besides_words(besides, subject.optimizer)
-    why = f"  # of the graph: {write(int(budget.limit), 'bytes')} less {less}" if less else ""
+    why = f"  # of the graph: {write_quantity(int(budget.limit), 'bytes')} less {less}" if less else ""
     return [f"expect peak <= {at_most(max(alone, chosen.peak), chosen.peak)}{why}"]
 
 
 def at_most(limit: int, least: int) -> str:
     """A size of few digits between ``least`` and ``limit`` bytes, near the limit: ``42.5 GiB``."""
-    exact = write(limit, "bytes")
+    exact = write_quantity(limit, "bytes")
     if len(exact.partition(" ")[0]) <= _SHORT or limit < 1024:
         return exact
     for text, size in _rounded(limit, ROUND_FLOOR):

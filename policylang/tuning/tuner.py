@@ -1,8 +1,8 @@
-"""From a budget to a policy. The set of candidates is fixed for a graph and a device, and the budget only picks.
+"""From a budget to a policy. The candidates depend on graph and device; the budget only selects one.
 
-The search counts a candidate with the figures of its text when it is planned and simulated, and with what was composed
-for it where that is more: so more memory never costs time. A candidate is planned when it is its turn, the fastest
-first, so that few are. Of all that were planned the best is chosen by what it comes to alone.
+A candidate's cost in the search is the larger of its composed and its simulated figures: so more memory never costs
+time. Candidates are planned one at a time, the fastest first, so that few are. The best of all planned ones is chosen
+by its simulated figures alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _BUNDLED = ("llama3_sac", "torchtitan_op_sac")
 _OTHERS = 60_000
 """Nodes that are planned in any case, in whole graphs."""
 _LOW = 1.1
-"""Up to so many times the least that is composed, the smallest candidate counts with what it comes to."""
+"""Up to so many times the least composed bytes, the smallest candidate counts with its simulated figures."""
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
@@ -165,7 +165,8 @@ class Tuner:
         return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), slack)
 
     def _bundled(self) -> Iterator[Pattern]:
-        """What bundled policies do to most values of each class; what the user has tagged they leave alone."""
+        """The decisions of bundled policies on most values of each class; values that the user has tagged keep
+        theirs."""
         for name in _BUNDLED if not self.override and self.blocks else ():
             policy = load_policy(name).policy
             made = None if policy is None else plan(policy, self.facts, self.capabilities)
@@ -185,11 +186,11 @@ class Tuner:
         return tuple(each for each in found if each is not None)
 
     def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
-        """The fastest candidate within the budget, and of a budget of time the one that takes the least memory: nothing
-        that is planned on the way to it beats it.
+        """The fastest candidate within a budget of memory, or the smallest within one of time: no candidate planned
+        before it beats it.
 
-        With ``table``, or without a limit, the table has about fifty rows over the whole range; else what was planned
-        on the way.
+        With ``table``, or without a limit, the table has about fifty rows over the whole range; else the candidates
+        planned so far.
         """
         self.evaluation.afresh()
         if table or budget.limit == inf:  # plan candidates over the whole range of memory
@@ -205,7 +206,7 @@ class Tuner:
                 return Infeasible(budget, self.besides, smallest)
             memory = self.memory(chosen, budget)
             less, more = (self._fastest(budget, share * memory) for share in (0.92, 1.08))
-            if known == len(self._evaluated):  # else one of them may come to less than was composed for it, and fit
+            if known == len(self._evaluated):  # else one of them may cost less than its composed figures, and fit
                 break
         if more is not None and more.price >= chosen.price:
             more = None
@@ -227,7 +228,7 @@ class Tuner:
         return (*((self.save_all,) if self.save_all is not None else ()), *self.evaluation.evaluated)
 
     def _unbeaten(self, budget: Budget, first: Candidate) -> Candidate | None:
-        """Of what was planned, what the budget asks for: ``first`` unless another beats it."""
+        """The best planned candidate for the budget: ``first`` unless another beats it."""
         if budget.figure != "recompute time":
             return self._fastest_of((first, *self._evaluated), budget, budget.limit)
         found = [each for each in (first, *self._evaluated) if each.price <= budget.limit * self.forward]
@@ -277,7 +278,7 @@ class Tuner:
             return self.save_all
         chosen, memory, same = self._set(budget), self._composed(budget), _SAME * self.forward
         known = list(self._others)
-        if limit < _LOW * min(memory):  # where what is composed may be more than what it comes to
+        if limit < _LOW * min(memory):  # the composed figures may be above the simulated ones
             known.append(self.smallest(budget))
         known = [each for each in known if self.memory(each, budget) <= limit]
         best = min(known, key=lambda each: each.price, default=None)
@@ -304,8 +305,8 @@ class Tuner:
         return best
 
     def _candidate(self, chosen: _Set, at: int) -> Candidate | None:
-        """What a candidate comes to as it is written; None where it cannot be written, or would take less time than was
-        composed for it: the search goes by what nothing falls below."""
+        """A candidate's simulated figures; None if it cannot be written, or would take less time than composed: the
+        search relies on a lower bound."""
         text = chosen.writer.text(chosen.table, at, self.blocks)
         made = None if text is None else self.evaluation.of(text)
         least = chosen.seconds[at] - _SAME * self.forward

@@ -56,8 +56,8 @@ def test_names_a_saved_value_that_is_not_held(audited: tuple[Any, ...]) -> None:
     del held[named(plan, "sin")]
     found = audit_eager(plan, needs, held, outside).differences
     assert [(each.code, each.message, each.help) for each in found] == [
-        ("APL402", "`sin` (aten.sin.default) is not held, and the plan says so", "this is a bug in policylang"),
-        ("APL409", "the checkpoint holds 0 bytes, and the plan says 64", found[1].help),
+        ("APL402", "`sin` (aten.sin.default) is not held, and the plan saves it", "this is a bug in policylang"),
+        ("APL409", "the checkpoint holds 0 bytes, and the plan has 64", found[1].help),
     ]
     assert found[0].span is None
     assert found[0].severity is Severity.ERROR
@@ -69,8 +69,8 @@ def test_names_a_recomputed_value_that_is_held(audited: tuple[Any, ...]) -> None
     held[named(plan, "cos")] = [torch.zeros(4, 4)]
     found = audit_eager(plan, needs, held, outside).differences
     assert [(each.code, each.message) for each in found] == [
-        ("APL401", "`cos` (aten.cos.default) is held, and the plan does not say so"),
-        ("APL409", "the checkpoint holds 128 bytes, and the plan says 64"),
+        ("APL401", "`cos` (aten.cos.default) is held, and the plan does not save it"),
+        ("APL409", "the checkpoint holds 128 bytes, and the plan has 64"),
     ]
 
 

@@ -118,64 +118,33 @@ def read_before_it_is_made(graph: fx.Graph) -> None:
 
 
 NOT_PLANNED = "which is not what was planned"
+NOT_THE_ORDER = "which is not the order of the plan"
+COSINE_UNSAVED = ("APL402", f"`cos_default` (aten.cos.default) was not saved, {NOT_PLANNED}")
+SINE_SAVED = ("APL401", f"`sin_default` (aten.sin.default) was saved, {NOT_PLANNED}")
+COSINE_AGAIN = ("APL403", f"`cos_default` (aten.cos.default) was recomputed, {NOT_PLANNED}")
+STRANGER = ("APL405", "the graph has a node `cos_default_1`, which the graph that was planned does not have")
+GATHER = "`all_gather_into_tensor_default` (_c10d_functional.all_gather_into_tensor.default)"
+TWICE = ("APL403", f"{GATHER} was recomputed more than once for the same part of the backward, {NOT_PLANNED}")
+DRAWN, DRAWN_1 = (
+    ("APL407", f"`{name}` (aten.rand_like.default) draws new random numbers, {NOT_PLANNED}")
+    for name in ("rand_like_default", "rand_like_default_1")
+)
 
 
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (saved_after_all, [("APL401", f"`sin_default` (aten.sin.default) was saved, {NOT_PLANNED}")]),
-        (
-            recomputed_after_all,
-            [
-                ("APL402", f"`cos_default` (aten.cos.default) was not saved, {NOT_PLANNED}"),
-                ("APL401", f"`sin_default` (aten.sin.default) was saved, {NOT_PLANNED}"),
-                ("APL403", f"`cos_default` (aten.cos.default) was recomputed, {NOT_PLANNED}"),
-            ],
-        ),
-        (
-            recomputed_without_a_mark,
-            [
-                ("APL402", f"`cos_default` (aten.cos.default) was not saved, {NOT_PLANNED}"),
-                ("APL405", "the graph has a node `cos_default_1`, which the graph that was planned does not have"),
-            ],
-        ),
-        (
-            gathered_twice,
-            [
-                (
-                    "APL403",
-                    "`all_gather_into_tensor_default` (_c10d_functional.all_gather_into_tensor.default) was recomputed "
-                    f"more than once for the same part of the backward, {NOT_PLANNED}",
-                )
-            ],
-        ),
-        (
-            draws_exchanged,
-            [
-                ("APL407", f"`rand_like_default` (aten.rand_like.default) draws new random numbers, {NOT_PLANNED}"),
-                ("APL407", f"`rand_like_default_1` (aten.rand_like.default) draws new random numbers, {NOT_PLANNED}"),
-            ],
-        ),
-        (
-            drawn_anew,
-            [("APL407", f"`rand_like_default` (aten.rand_like.default) draws new random numbers, {NOT_PLANNED}")],
-        ),
-        (
-            writes_swapped,
-            [("APL410", "`add__tensor` runs after `mul__tensor`, which is not the order of the plan")],
-        ),
-        (
-            draws_swapped,
-            [("APL410", "`rand_like_default` runs after `rand_like_default_1`, which is not the order of the plan")],
-        ),
+        (saved_after_all, [SINE_SAVED]),
+        (recomputed_after_all, [COSINE_UNSAVED, SINE_SAVED, COSINE_AGAIN]),
+        (recomputed_without_a_mark, [COSINE_UNSAVED, STRANGER]),
+        (gathered_twice, [TWICE]),
+        (draws_exchanged, [DRAWN, DRAWN_1]),
+        (drawn_anew, [DRAWN]),
+        (writes_swapped, [("APL410", f"`add__tensor` runs after `mul__tensor`, {NOT_THE_ORDER}")]),
+        (draws_swapped, [("APL410", f"`rand_like_default` runs after `rand_like_default_1`, {NOT_THE_ORDER}")]),
         (
             read_before_it_is_made,
-            [
-                (
-                    "APL410",
-                    "`cos_default` runs before `sin_default`, which it reads, which is not the order of the plan",
-                )
-            ],
+            [("APL410", f"`cos_default` runs before `sin_default`, which it reads, {NOT_THE_ORDER}")],
         ),
     ],
 )
@@ -204,6 +173,11 @@ def read_on_the_host(graph: fx.Graph) -> None:
     next(iter(wait.users)).replace_input_with(wait, wait.args[1])
 
 
+def read_on_the_device(graph: fx.Graph) -> None:
+    wait = waits(graph, "_reloaded")[0]
+    next(iter(wait.users)).replace_input_with(wait, at(graph, wait.name.removesuffix("_reloaded")))
+
+
 def started_too_early(graph: fx.Graph) -> None:
     at(graph, "sin_default").prepend(at(graph, "sin_default_offload"))
 
@@ -224,6 +198,8 @@ def one_more(graph: fx.Graph) -> None:
 
 
 RACE = "is part of a copy to the host or back that is not awaited as it has to be"
+TOO_EARLY = f"`sin_default_offload` runs before `sin_default`, which it reads, {NOT_THE_ORDER}"
+HELD = f"`sin_default` (aten.sin.default) was offloaded and is held on the device all the same, {NOT_PLANNED}"
 
 
 @pytest.mark.parametrize(
@@ -232,21 +208,10 @@ RACE = "is part of a copy to the host or back that is not awaited as it has to b
         (awaits_another, ("APL413", f"`sin_default_reloaded` {RACE}")),
         (not_awaited, ("APL413", f"`sin_default_offload` {RACE}")),
         (read_on_the_host, ("APL413", f"`mul_tensor_1` {RACE}")),
-        (
-            started_too_early,
-            (
-                "APL410",
-                "`sin_default_offload` runs before `sin_default`, which it reads, which is not the order of the plan",
-            ),
-        ),
+        (read_on_the_device, ("APL401", f"`cos_default` (aten.cos.default) was saved, {NOT_PLANNED}")),
+        (started_too_early, ("APL410", TOO_EARLY)),
         (one_more, ("APL411", f"`add_tensor` was offloaded, {NOT_PLANNED}")),
-        (
-            sent_late,
-            (
-                "APL412",
-                f"`sin_default` (aten.sin.default) was offloaded and is held on the device all the same, {NOT_PLANNED}",
-            ),
-        ),
+        (sent_late, ("APL412", HELD)),
     ],
 )
 def test_names_the_copy_that_was_spoiled(spoil: Spoil, expected: tuple[str, str]) -> None:

@@ -40,7 +40,6 @@ class Runner:
 
 def short(source: str, *operators: str) -> list[str]:
     steps = read_code(source, operators)
-    assert steps is not None
     return [
         f"{'start' if step.starts else 'wait'} {step.number} {step.operator.rpartition('.')[2]} "
         f"{step.group or '-'} {step.kernels}"

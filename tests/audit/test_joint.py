@@ -97,7 +97,7 @@ def test_notices_a_value_that_is_computed_again_instead(graph: Traced, partition
     recomputed.name = "cos"
     found = again(graph, partition).differences
     assert [each.code for each in found] == ["APL402", "APL403"]
-    assert "the plan says save (`save first cos`, <policy>:2)" in found[0].message
+    assert "planned: save (`save first cos`, <policy>:2)" in found[0].message
 
 
 def test_notices_what_was_never_planned(graph: Traced, partition: Partition) -> None:
@@ -187,7 +187,7 @@ def test_notices_a_random_operator_that_stands_in_the_backward_as_it_is() -> Non
     draw_in_the_backward(partition.backward.graph)
     (found,) = again(graph, partition).differences
     assert found.code == "APL407"
-    assert found.message.startswith("`rand_like` (aten.rand_like.default) draws new random numbers; the plan says rec")
+    assert found.message.startswith("`rand_like` (aten.rand_like.default) draws new random numbers; planned: rec")
 
 
 def test_a_draw_that_the_forward_does_without_is_made_in_the_backward_alone() -> None:
@@ -271,4 +271,4 @@ def test_notices_a_collective_that_runs_twice(gathered: tuple[Traced, Partition]
     else:
         assert found[0] == "APL403"
         assert found[1].startswith("`all_gather_into_tensor` (_c10d_functional.all_gather_into_tensor.default)")
-        assert "was recomputed; the plan says" in found[1]
+        assert "was recomputed; planned:" in found[1]

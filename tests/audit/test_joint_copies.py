@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -62,19 +63,24 @@ def test_the_audit_reads_both_halves() -> None:
     assert found_by_audit(*offloaded()) == set()
 
 
-@pytest.mark.parametrize("half", ["forward", "backward"])
-def test_the_audit_sees_a_copy_that_is_not_awaited(half: str) -> None:
-    split, crossing = offloaded()
+def awaits_another(split: Partition, half: str) -> None:
     graph = getattr(split, half).graph
-    wait = graph.find_nodes(op="call_function", target=copy_operators.WAIT_OP)[0]
+    wait = copies(getattr(split, half), copy_operators.WAIT_OP)[0]
     wait.args = (wait.args[0], graph.find_nodes(op="placeholder")[0], wait.args[2])
-    assert "APL413" in found_by_audit(split, crossing)
 
 
-def test_the_audit_sees_a_copy_read_where_it_lies() -> None:
-    split, crossing = offloaded()
-    wait = copies(split.backward, copy_operators.WAIT_OP)[0]
+def read_where_it_lies(split: Partition, half: str) -> None:
+    wait = copies(getattr(split, half), copy_operators.WAIT_OP)[0]
     next(iter(wait.users)).replace_input_with(wait, wait.args[1])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "half"),
+    [(awaits_another, "forward"), (awaits_another, "backward"), (read_where_it_lies, "backward")],
+)
+def test_the_audit_sees_a_copy_that_is_not_awaited(spoil: Callable[[Partition, str], None], half: str) -> None:
+    split, crossing = offloaded()
+    spoil(split, half)
     assert "APL413" in found_by_audit(split, crossing)
 
 

@@ -83,7 +83,7 @@ def test_a_result_that_is_laid_out_otherwise_than_planned_is_an_error(gm: fx.Gra
     (edit,) = plan.edits.done
     first = edit.nodes[0]
     wrong = evolve(edit, nodes=(evolve(first, stride=(1, 1, 1)), *edit.nodes[1:]))
-    with pytest.raises(policylang.PolicyAuditError, match=r"came out as float32\[32, 3, 2\] with strides \[6, 2, 1\]"):
+    with pytest.raises(policylang.PolicyAuditError, match=r"became float32\[32, 3, 2\] with strides \[6, 2, 1\]"):
         apply_edits(gm, evolve(plan, edits=evolve(plan.edits, done=(wrong,))))
 
 

@@ -15,9 +15,9 @@ import torch
 
 from tests.support.cache_process import Job, compile_and_train
 
-POLICY = "recompute everything\nsave aten.sin\nsave aten.cos\n"
-SAME_RULES = "# a comment moves every line\n\nrecompute  everything\nsave aten.sin\nsave aten.cos\n"
-ONE_WORD_OTHER = "recompute everything\nsave aten.sin\nsave aten.mm\n"
+POLICY = "recompute everything\nsave aten.mm\nsave aten.bmm\n"
+SAME_RULES = "# a comment moves every line\n\nrecompute  everything\nsave aten.mm\nsave aten.bmm\n"
+ONE_WORD_OTHER = "recompute everything\nsave aten.mm\nrecompute aten.bmm\n"
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -64,7 +64,7 @@ def in_another_process(jobs: Sequence[Job], folder: Path, cache: Path) -> list[d
 
 def test_the_first_compilation_misses_and_is_recorded(cold: dict[str, Any], cache: Path) -> None:
     assert (cold["aot hits"], cold["aot misses"]) == (0, 2)
-    assert cold["saved"] == [["sin"], ["cos"]]
+    assert cold["saved"] == [["mm"], ["bmm"]]
     assert cold["from cache"] == [False, False]
     assert len(list((cache / "policylang").rglob("*.json"))) == 2
 
@@ -90,7 +90,7 @@ def test_a_rule_that_matches_nothing_is_told_from_a_cache(warm: list[dict[str, A
     half = warm[1]
     assert half["aot hits"] == 1
     assert half["from cache"] == [True]
-    assert half["errors"] == ["APL301: `save aten.cos` matches nothing in this graph"]
+    assert half["errors"] == ["APL301: `save aten.bmm` matches nothing in this graph"]
     assert half["gradient"] is None
 
 

@@ -17,7 +17,7 @@ from policylang.backends.joint import JointPartitioner
 from policylang.backends.torch_compile.inductor import CachedPartitioner
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
-from policylang.planning import model_wide_errors
+from policylang.planning import statement_errors
 
 KEY = "ab" * 32
 
@@ -150,10 +150,10 @@ def test_a_deferred_complaint_survives_json_and_a_moved_rule() -> None:
     diagnostic = Diagnostic(
         "APL301", "`x` matches nothing in this graph", span, "write `optional`", details=("aten.convolution: 0 nodes",)
     )
-    found = model_wide_errors.complaints(policy, [diagnostic])
-    again = model_wide_errors.from_json(json.loads(json.dumps(model_wide_errors.to_json(found))))
+    found = statement_errors.complaints(policy, [diagnostic])
+    again = statement_errors.from_json(json.loads(json.dumps(statement_errors.to_json(found))))
     assert again == found
-    (shown,) = model_wide_errors.shared_by_all(moved, [("graph 0", again)], root="")
+    (shown,) = statement_errors.shared_by_all(moved, [("graph 0", again)], root="")
     assert shown.span.text == "aten.convolution where bytes > 1"
     assert shown.span.line == 3
     assert shown.details == ("aten.convolution: 0 nodes",)
@@ -162,14 +162,14 @@ def test_a_deferred_complaint_survives_json_and_a_moved_rule() -> None:
 def test_what_one_graph_answers_is_no_complaint() -> None:
     policy = policylang.parse("save mm\nsave bmm")
     first, second = (
-        model_wide_errors.complaints(
+        statement_errors.complaints(
             policy,
             [Diagnostic("APL301", "nothing", policy.rules[rule].span) for rule in unmatched],
         )
         for unmatched in ((0, 1), (1,))
     )
-    assert len(model_wide_errors.shared_by_all(policy, [("a", first)], root="")) == 2
-    (left,) = model_wide_errors.shared_by_all(policy, [("a", first), ("b", second)], root="")
+    assert len(statement_errors.shared_by_all(policy, [("a", first)], root="")) == 2
+    (left,) = statement_errors.shared_by_all(policy, [("a", first), ("b", second)], root="")
     assert left.span == policy.rules[1].span
-    assert model_wide_errors.shared_by_all(policy, [("a", first), ("b", ())], root="") == ()
-    assert model_wide_errors.shared_by_all(policy, [], root="") == ()
+    assert statement_errors.shared_by_all(policy, [("a", first), ("b", ())], root="") == ()
+    assert statement_errors.shared_by_all(policy, [], root="") == ()

@@ -27,16 +27,17 @@ from policylang.backends.joint import JointPartitioner, Partition
 from policylang.backends.rewriting import put_in_order
 from policylang.errors import PolicyAuditError
 from policylang.graph.collect import collect
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import StepKind
 from policylang.planning.graph_edit import Edits
 from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.plan import OrderPlan
+from tests.graph.captured import flat_of, joint_of
 from tests.support import hand_orders
 from tests.support.carried_out import flat_steps, half_steps, planned_half
-from tests.support.flat_graphs import Flat, assert_bitwise_equal, copy_graph, flat_graph
+from tests.support.flat_graphs import assert_bitwise_equal, copy_graph
 from tests.support.hand_orders import KEEP, drawn_schedule, names_in, order_of
-from tests.support.joint import Joint, capture_joint
 from tests.support.models import ZOO
+from tests.support.orders import names_in_order
 from tests.support.random_flat import random_flat, random_joint
 from tests.support.run_partition import Traced, assert_same_result, trace
 from tests.support.sharded import fake_ranks
@@ -70,16 +71,6 @@ drawing = settings(
 )
 
 
-@cache
-def joint(model: str) -> Joint:
-    return capture_joint(*ZOO[model]())
-
-
-@cache
-def flat(model: str) -> Flat:
-    return flat_graph(ZOO[model]())
-
-
 def untagged(name: str) -> fx.GraphModule:
     """A recorded graph without the tags of whoever recorded it."""
     gm = shared_graph(name)
@@ -105,7 +96,7 @@ def assert_flat_in_order(gm: fx.GraphModule, text: str) -> None:
     "model", ["llama", "mlp", *map(slow, ("resnet", "flex", "bart", "gpt2", "mixtral", "dropout"))]
 )
 def test_the_halves_of_models(model: str, text: str) -> None:
-    captured = joint(model)
+    captured = joint_of(model)
     partition = JointPartitioner(policylang.parse(text)).partition(
         copy_graph(captured.gm),
         num_fwd_outputs=captured.num_fwd_outputs,
@@ -117,7 +108,7 @@ def test_the_halves_of_models(model: str, text: str) -> None:
 @pytest.mark.parametrize("text", POLICIES)
 @pytest.mark.parametrize("model", ["llama", "mlp", *map(slow, ("resnet", "bart", "gpt2", "dropout"))])
 def test_flat_graphs_of_models(model: str, text: str) -> None:
-    assert_flat_in_order(copy_graph(flat(model).gm), text)
+    assert_flat_in_order(copy_graph(flat_of(model).gm), text)
 
 
 @given(numbers, drawn_rules, st.integers(2, 6))
@@ -202,10 +193,10 @@ def test_an_eager_block_runs_again_in_its_own_order() -> None:
 @pytest.mark.parametrize("text", SOME)
 @pytest.mark.parametrize("model", ["mlp", "dropout", slow("resnet"), slow("llama")])
 def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, text: str) -> None:
-    expected = flat(model).fresh().run()
+    expected = flat_of(model).fresh().run()
     path, policy = FlatPath(), policylang.parse(text)
     for seed in range(1 if model in ("mlp", "dropout") else 3):
-        graph = flat(model).fresh()
+        graph = flat_of(model).fresh()
         plan = path.plan(collect(graph.gm), policy)
         graph_as_run = rematerialised(plan.facts, plan.schedule)
         schedule = drawn_schedule(graph_as_run.facts, graph_as_run.schedule, seed)
@@ -218,14 +209,14 @@ def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, te
         copies = set(copies_in(graph.gm.graph.nodes).values())
         assert len(copies) == len({step[:2] for step in schedule if step[0] > StepKind.SECOND_RUN})
         names = [node.name for node in graph.gm.graph.nodes if node.op == "call_function" and node not in copies]
-        assert [name for name in names if name in graph_as_run.facts.index] == order.order()
-        assert names != [node.name for node in flat(model).gm.graph.nodes if node.op == "call_function"]
+        assert [name for name in names if name in graph_as_run.facts.index] == names_in_order(order)
+        assert names != [node.name for node in flat_of(model).gm.graph.nodes if node.op == "call_function"]
         assert_bitwise_equal(graph.run(), expected)
 
 
 @pytest.mark.parametrize("wrong", ["twice", "never", "before what it reads", "of another graph"])
 def test_an_order_that_cannot_be_kept_leaves_the_graph_as_it_was(wrong: str) -> None:
-    graph = flat("mlp").fresh()
+    graph = flat_of("mlp").fresh()
     facts = collect(graph.gm)
     order = order_of(facts)
     rows = list(order.schedule.rows)
@@ -244,7 +235,7 @@ def test_an_order_that_cannot_be_kept_leaves_the_graph_as_it_was(wrong: str) -> 
 
 
 def test_the_audit_names_what_a_later_pass_moved() -> None:
-    graph = flat("mlp").fresh()
+    graph = flat_of("mlp").fresh()
     facts = collect(graph.gm)
     order = order_of(facts)
     assert audit_order(order, graph.gm.graph) == ()
@@ -271,15 +262,13 @@ def test_halves_in_any_order_give_the_same_bits(model: str, text: str) -> None:
         found = graph.run(f"{text}; optional keep order of collective")
     assert_same_result(found, plain)
     partition, usual = found.partition, plain.partition
-    assert partition is not None
-    assert usual is not None
     assert [names_in(half) for half in (partition.forward, partition.backward)] != [
         names_in(half) for half in (usual.forward, usual.backward)
     ]
     assert partition.orders.keys() == {"forward", "backward"}
     for half, made in zip((partition.forward, partition.backward), partition.orders.values(), strict=True):
         assert made.order is not None
-        planned = [name for name in made.order.order() if name in {node.name for node in half.graph.nodes}]
+        planned = [name for name in names_in_order(made.order) if name in {node.name for node in half.graph.nodes}]
         assert [name for name in names_in(half) if name in set(planned)] == planned
     assert_halves_in_order(partition)
 
@@ -297,9 +286,8 @@ def test_the_halves_of_a_graph_of_128_ranks_are_put_in_order(text: str) -> None:
     partition = JointPartitioner(policylang.parse(text)).partition(untagged(JOINT), num_fwd_outputs=1)
     for made, half in zip(partition.orders.values(), (partition.forward, partition.backward), strict=True):
         order = made.order
-        assert order is not None
-        assert names_in(half) == order.order()
-        assert order.order() != [order.facts.names[row] for _, row, _ in order.traced_schedule]
+        assert names_in(half) == names_in_order(order)
+        assert names_in_order(order) != [order.facts.names[row] for _, row, _ in order.traced_schedule]
         assert audit_order(order, half.graph) == ()
 
 

@@ -13,6 +13,7 @@ from policylang.backends.flat import rematerialise
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.collect import collect
+from tests.graph.captured import flat_of
 from tests.support import models
 from tests.support.decided import decided
 from tests.support.flat_graphs import Flat, flat_graph, gradients, trace_flat
@@ -23,7 +24,7 @@ from tests.support.hand import Hand, apply, aten, c10d, calls, names, same_bits
 
 def test_dropout_draws_the_same_mask_again() -> None:
     """pytorch#190758, OLMo-core#828: a recomputation with fresh random numbers trains on wrong gradients in silence."""
-    gm, report = same_bits(flat_graph(models.dropout()), "recompute everything")
+    gm, report = same_bits(flat_of("dropout"), "recompute everything")
     assert len(calls(gm, "aten.bernoulli_")) == 4, "two in the forward, the same two again"
     kinds = [node.target.name() for node in calls(gm, "aten.bernoulli_")]
     assert sorted(set(kinds)) == ["run_and_save_rng_state", "run_with_rng_state"]
@@ -77,7 +78,7 @@ def test_a_generator_of_its_own_is_refused_by_name() -> None:
     back = hand.b(aten.mul.Tensor, loss, noise)
     gm = hand.done(loss, back)
     before = names(gm)
-    with pytest.raises(PolicyMatchError, match="`bernoulli_default`: it draws from a generator of its own"):
+    with pytest.raises(PolicyMatchError, match="`bernoulli_default`: it draws from an explicit generator"):
         apply(gm, "recompute bernoulli")
     assert names(gm) == before
 
@@ -117,7 +118,7 @@ def test_memory_that_the_backward_writes_is_saved_or_refused() -> None:
 
 def test_a_read_of_a_buffer_that_changes_later_is_refused_or_saved() -> None:
     """pytorch#197039, torchtitan#4708: the recomputation read the buffer after its update."""
-    flat = flat_graph(models.counter())
+    flat = flat_of("counter")
     with pytest.raises(PolicyMatchError) as caught:
         apply(flat.fresh().gm, "recompute everything")
     (found,) = caught.value.diagnostics
@@ -133,7 +134,7 @@ def test_a_read_of_a_buffer_that_changes_later_is_refused_or_saved() -> None:
 
 def test_counters_and_running_statistics_move_once() -> None:
     """torchtitan#1593: a counter's update was recomputed. ``same_bits`` compares the buffers too."""
-    gm, _ = same_bits(flat_graph(models.resnet()), "recompute everything")
+    gm, _ = same_bits(flat_of("resnet"), "recompute everything")
     assert len(calls(gm, "aten.add_")) == 4
     again = [node for node in calls(gm, "aten.native_batch_norm") if marks.RECOMPUTED in node.meta["custom"]]
     assert len(again) == 4
@@ -253,7 +254,7 @@ def refused(gm: fx.GraphModule, text: str) -> PolicyError:
 
 @pytest.fixture(scope="module")
 def mlp() -> Flat:
-    return flat_graph(models.mlp())
+    return flat_of("mlp")
 
 
 @pytest.mark.parametrize(

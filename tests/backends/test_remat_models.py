@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 import policylang
 from policylang import TracedStep
 from policylang.audit.report import Report
+from tests.graph.captured import flat_of
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph, gradients, trace_flat
 from tests.support.models import ZOO, Example
 from tests.tracing.steps import trace
@@ -41,18 +43,11 @@ def example(name: str) -> Example:
     return built
 
 
-@pytest.fixture(scope="module")
-def traced() -> Callable[[str], Flat]:
-    known: dict[str, Flat] = {}
-
-    def get(name: str) -> Flat:
-        if name not in known:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                known[name] = flat_graph(example(name))
-        return known[name]
-
-    return get
+@cache
+def traced(name: str) -> Flat:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return flat_graph(example(name)) if name == "mixtral" else flat_of(name)
 
 
 def check(flat: Flat, policy: Any) -> Report:
@@ -70,7 +65,7 @@ def check(flat: Flat, policy: Any) -> Report:
 
 @pytest.mark.parametrize("policy", OWN)
 @pytest.mark.parametrize("name", [*MODELS, "mlp", "shared_parameters", "aliased_output"])
-def test_own_policies_on_plain_make_fx(name: str, policy: str, traced: Callable[[str], Flat]) -> None:
+def test_own_policies_on_plain_make_fx(name: str, policy: str) -> None:
     report = check(traced(name), policylang.parse(OWN[policy]))
     if policy in ("everything", "undecided"):
         assert len(report.recomputed) > len(report.saved)
@@ -120,7 +115,6 @@ def chunked_step(call: Callable[..., Tensor], parameters: list[Tensor], batch: l
         found = gradients(loss, [leaf, head_weight, head_bias])
         total.append(loss)
         summed = found if summed is None else [left + right for left, right in zip(summed, found, strict=True)]
-    assert summed is not None
     with torch.fx.traceback.annotate({"phase": "backward"}):
         body_gradients = torch.autograd.grad(hidden, body, grad_outputs=summed[0], allow_unused=True)
     return [sum(total), *summed[1:], *(found for found in body_gradients if found is not None)]
@@ -158,7 +152,7 @@ def test_a_loss_in_chunks_splits_the_backward(policy: str, chunked: Flat) -> Non
     check(chunked, policylang.parse(OWN[policy]))
 
 
-def test_metadata_of_other_passes_stays(traced: Callable[[str], Flat]) -> None:
+def test_metadata_of_other_passes_stays() -> None:
     flat = traced("llama").fresh()
     for node in flat.gm.graph.nodes:
         node.meta["custom"] = {**node.meta.get("custom", {}), "mine": node.name}
@@ -184,7 +178,7 @@ def test_metadata_of_other_passes_stays(traced: Callable[[str], Flat]) -> None:
     assert copies > 50
 
 
-def test_copies_do_not_share_annotations_with_what_they_copy(traced: Callable[[str], Flat]) -> None:
+def test_copies_do_not_share_annotations_with_what_they_copy() -> None:
     flat = traced("mlp").fresh()
     policylang.apply(flat.gm, policylang.parse("recompute everything"))
     customs = [node.meta["custom"] for node in flat.gm.graph.nodes if "custom" in node.meta]
@@ -192,17 +186,17 @@ def test_copies_do_not_share_annotations_with_what_they_copy(traced: Callable[[s
     assert len({id(custom) for custom in written}) == len(written)
 
 
-def test_a_second_policy_is_refused(traced: Callable[[str], Flat]) -> None:
+def test_a_second_policy_is_refused() -> None:
     flat = traced("mlp").fresh()
     policylang.apply(flat.gm, policylang.parse("recompute everything"))
     nodes = [node.name for node in flat.gm.graph.nodes]
-    with pytest.raises(policylang.PolicyGraphError, match="was carried out on this graph before") as caught:
+    with pytest.raises(policylang.PolicyGraphError, match="was applied to this graph before") as caught:
         policylang.apply(flat.gm, policylang.parse("save everything"))
     assert caught.value.diagnostics[0].code == "APL382"
     assert [node.name for node in flat.gm.graph.nodes] == nodes
 
 
-def test_what_no_rule_decides_stays_as_traced_and_the_report_says_so(traced: Callable[[str], Flat]) -> None:
+def test_what_no_rule_decides_stays_as_traced_and_the_report_says_so() -> None:
     flat = traced("mlp").fresh()
     policylang.apply(flat.gm, policylang.parse("recompute gelu"))
     report = policylang.report(flat.gm)
@@ -212,7 +206,7 @@ def test_what_no_rule_decides_stays_as_traced_and_the_report_says_so(traced: Cal
     assert {decision.action for decision in report.decisions.values()} == {"save", "recompute"}
 
 
-def test_the_model_itself_is_not_needed_for_a_copy(traced: Callable[[str], Flat]) -> None:
+def test_the_model_itself_is_not_needed_for_a_copy() -> None:
     """A rematerialised graph can be copied and run like any other."""
     flat = traced("gpt2").fresh()
     policylang.apply(flat.gm, policylang.parse("recompute everything"))
@@ -223,7 +217,7 @@ def test_the_model_itself_is_not_needed_for_a_copy(traced: Callable[[str], Flat]
     assert_bitwise_equal(left, again(*flat.fresh().inputs))
 
 
-def test_hooks_run_once_on_the_first_call(traced: Callable[[str], Flat]) -> None:
+def test_hooks_run_once_on_the_first_call() -> None:
     """Code is generated when the graph is first called; that call is an ordinary one."""
     flat = traced("mlp").fresh()
     policylang.apply(flat.gm, policylang.parse("recompute everything"))
@@ -235,7 +229,7 @@ def test_hooks_run_once_on_the_first_call(traced: Callable[[str], Flat]) -> None
     assert seen == ["before", "after"] * 2
 
 
-def test_the_code_that_is_shown_is_that_of_the_changed_graph(traced: Callable[[str], Flat]) -> None:
+def test_the_code_that_is_shown_is_that_of_the_changed_graph() -> None:
     flat = traced("mlp").fresh()
     assert "_recomputed" not in flat.gm.code
     policylang.apply(flat.gm, policylang.parse("recompute everything"))

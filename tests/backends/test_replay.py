@@ -15,9 +15,9 @@ from torch._inductor.decomposition import select_decomp_table
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError
+from policylang.backends.finalize import mark_saved
 from policylang.backends.joint import Partition, _saved_marks, partitions
 from policylang.backends.recompilable import recompilable
-from policylang.backends.tags import mark_saved
 from policylang.graph import marks
 from policylang.graph.facts import Phase
 from policylang.graph.marks import from_annotation
@@ -217,7 +217,7 @@ def test_a_record_that_is_lost_is_an_error_and_not_a_smaller_partition() -> None
     assert diagnostic.code == "APL310"
     assert diagnostic.span.text == "everything where recorded saved"
     assert "`silu` is lost" in diagnostic.message
-    assert diagnostic.details == ("silu: no forward node of this graph comes of it",)
+    assert diagnostic.details == ("silu: no forward node of this graph was traced from it",)
 
 
 def test_a_tuple_saved_in_part_is_an_error() -> None:

@@ -20,7 +20,7 @@ from policylang.backends import records
 from policylang.backends.half import unanswered
 from policylang.backends.joint import partitions
 from policylang.errors import PolicyGraphError, PolicyMatchError
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import StepKind
 from policylang.language.plain_data import from_plain
 from tests.support.carried_out import half_steps, planned_half
 from tests.support.compiled import fresh_dynamo
@@ -130,7 +130,8 @@ def test_a_line_that_finds_nothing_in_either_half_is_an_error() -> None:
     found = unanswered(ordered_plan(), ())
     assert [each.code for each in found] == ["APL419", "APL419"]
     assert found[0].message == (
-        "`prefetch all_gather 1 block ahead` picks `bucket0` in the joint graph, and nothing in either half"
+        "`prefetch all_gather 1 block ahead` picks `bucket0` in the joint graph, and nothing in the "
+        "forward or backward graph"
     )
 
 
@@ -217,5 +218,5 @@ def test_what_cannot_be_is_said_and_nothing_is_changed(
 
 
 def test_rules_alone_have_no_place_on_a_half(cut: tuple[fx.GraphModule, fx.GraphModule]) -> None:
-    with pytest.raises(PolicyGraphError, match="the lines that rewrite or order collectives are carried out"):
+    with pytest.raises(PolicyGraphError, match="lines that rewrite or order collectives are applied"):
         policylang.apply(copy_graph(cut[0]), policylang.parse("save matmul"))

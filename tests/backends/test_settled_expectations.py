@@ -8,15 +8,14 @@ import pytest
 
 import policylang
 from policylang.errors import PolicyMatchError
-from tests.support.joint import capture_joint
-from tests.support.models import llama
+from tests.graph.captured import joint_of
 
 RULES = "recompute everything in block\nsave matmul in block\nsave everything in block where crosses block\n"
 
 
 @pytest.fixture(scope="module")
 def joint():
-    return capture_joint(*llama())
+    return joint_of("llama")
 
 
 def partitioned(joint, expectation: str) -> policylang.report:

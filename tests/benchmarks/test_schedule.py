@@ -11,8 +11,7 @@ from benchmarks import schedule, schedule_peers
 from benchmarks.schedule_graphs import process_groups, synthetic_half
 from policylang.api.load import load_device
 from policylang.graph.facts import Group
-from policylang.simulation.collective_times import CollectivePrices
-from policylang.simulation.node_times import node_times
+from policylang.simulation.node_times import CollectivePrices, node_times
 from tests.support.versions import needs_overlap_scheduling_by_given_times
 
 REFERENCE = load_device(schedule.REFERENCE)

@@ -76,7 +76,6 @@ def test_a_choice_of_values_comes_to_what_the_same_policy_comes_to() -> None:
     assert policy is not None
     saved = {facts.names[row] for row in saved_and_recomputed(policy).saved}
     by_policy = of_policy("policy", "", text, facts, times)
-    assert by_policy is not None
     assert by_policy == of_saved("policy", "", saved, facts, times)
     assert by_policy.recompute > 0
 

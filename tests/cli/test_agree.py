@@ -52,7 +52,7 @@ def agree(policylang, tmp_path, monkeypatch):
 def test_paths_that_agree(agree):
     outcome = agree(POLICY)
     assert outcome.code == 0, outcome.out
-    assert outcome.out.startswith("policy mine, one step, held against the plain model: loss ")
+    assert outcome.out.startswith("policy mine, one step, compared with the plain model: loss ")
     assert [line.split()[0] for line in outcome.out.splitlines()[2:6]] == ["path", "eager", "joint", "flat"]
     assert outcome.out.endswith("eager, joint and flat agree\n")
     assert "policylang agree: the joint path …\n" in outcome.err
@@ -61,7 +61,7 @@ def test_paths_that_agree(agree):
 def test_a_path_that_refuses(agree):
     outcome = agree("recompute everything\nsave every 2nd addmm per graph\n", "--path", "eager")
     assert outcome.code == 1
-    assert "eager cannot carry it out: APL306: mine.apl:2: " in outcome.out
+    assert "eager cannot apply it: APL306: mine.apl:2: " in outcome.out
     assert "Traceback" not in outcome.out + outcome.err
 
 

@@ -59,7 +59,7 @@ def test_a_policy_that_fits(policylang, folder):
         ("save mm in first 40% of blocks\n", 1, "error[APL369]: `first 40% of blocks` of `save mm in first 40%"),
         ("save mm\nexpect saved <= 60% of forward\n", 1, "does not hold: at least 66.7%"),
         ("recompute sin\nexpect recomputed operators < 33%\n", 1, "does not hold: at least 33.3%"),
-        ("save mm\nexpect saved > 600 B\n", 0, "note[APL315]: `expect saved > 600 B` cannot be told from a snapshot"),
+        ("save mm\nexpect saved > 600 B\n", 0, "note[APL315]: `expect saved > 600 B` cannot be checked on a snapshot"),
     ],
 )
 def test_what_only_a_graph_can_tell(policylang, folder, text, code, said):

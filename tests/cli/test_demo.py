@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from attrs import evolve
 
-from policylang.commands import demo as command
+from policylang.commands import agree as command
 from policylang.commands.small_llama import Settings
 
 SMALL = {"layers": 1, "hidden": 32, "heads": 2, "vocabulary": 64, "batch": 2, "sequence": 16}

@@ -123,7 +123,7 @@ def test_what_is_left_to_the_partitioner_is_said(diff):
 def test_a_policy_that_does_not_fit_the_graph_is_compared_with_a_warning(diff):
     outcome = diff(OLD, OLD + "save bmm\n")
     assert outcome.code == 0
-    assert outcome.err == "warning: `new.apl` has an error on this graph; `policylang check` says which\n"
+    assert outcome.err == "warning: `new.apl` has an error on this graph; `policylang check` lists them\n"
 
 
 def test_a_policy_that_cannot_be_read(diff):

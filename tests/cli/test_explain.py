@@ -55,7 +55,7 @@ def test_a_word_for_machines(policylang):
     (meaning,) = found["meanings"]
     assert meaning == {
         "sense": "action",
-        "text": "What the nodes compute is not kept: they run a second time, in the backward, where it is needed.",
+        "text": "Free what the nodes compute after the forward, and recompute it in the backward where needed.",
         "example": "recompute everything in block",
         "section": "Rules",
     }
@@ -124,7 +124,7 @@ def test_a_rule_and_its_parts(explain):
     assert outcome.out == (
         "p.apl:3: save mm, sin\n"
         "  matches 3, decides 2\n"
-        "  1 taken over by p.apl:4: recompute every 2nd mm per graph\n\n"
+        "  1 overridden by p.apl:4: recompute every 2nd mm per graph\n\n"
         "what each part of it matches\n"
         "  mm: 2 nodes\n"
         "  sin: 1 node\n"
@@ -142,9 +142,9 @@ def test_a_rule_and_its_parts(explain):
         (("--node", "mm_11"), "the graph has no node `mm_11`\nhelp: did you mean `mm_1`"),
         (("--node", "layers.O"), "the graph has no node `layers.O`\nhelp: did you mean `layers.0` or `layers`?"),
         (("--node", "{mm"), "the graph has no node `{mm`"),
-        (("--node", "[xw]"), "no rule ranges over what `[xw]` names: x, w\nhelp: rules decide about the forward's"),
-        (("--node", "x"), "no rule ranges over `x`, which is a graph input"),
-        (("--node", "b"), "no rule ranges over `b`, which is a backward node"),
+        (("--node", "[xw]"), "no rule decides about any node that `[xw]` names: x, w\nhelp: rules decide about"),
+        (("--node", "x"), "no rule decides about `x`, which is a graph input"),
+        (("--node", "b"), "no rule decides about `b`, which is a backward node"),
         (("--rule", "1"), "no rule of the policy begins in line `1`\nhelp: its rules begin in 2, 3, 4, 5"),
         ((), "what is to be explained of `p.apl`? a node, or a rule"),
     ],

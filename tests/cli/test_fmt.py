@@ -26,7 +26,7 @@ def test_a_file_is_written_and_then_left_alone(policylang, messy):
     outcome = policylang("fmt", str(messy))
     assert outcome == (0, f"reformatted {messy}\n1 file: 1 formatted\n", "")
     assert messy.read_text() == CLEAN
-    assert policylang("fmt", str(messy)) == (0, "1 file: 1 as they should be\n", "")
+    assert policylang("fmt", str(messy)) == (0, "1 file: 1 already formatted\n", "")
 
 
 def test_check_and_diff_write_nothing(policylang, messy):

@@ -12,6 +12,7 @@ import pytest
 from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
 from policylang.graph.snapshot import load
+from policylang.report.diagnostics import RENDERERS
 from tests.cli.conftest import Outcome
 from tests.cli.test_check_formats import GRAPH as SMALL
 from tests.support.hostile import hostile_graph, raw_in
@@ -28,10 +29,9 @@ expect saved <= 1 B
 """
 GRAPH = ("--graph", "hostile.graph")
 TUNE = ("tune", *GRAPH, "--device", "h100-sxm")
-FINDINGS = ("text", "concise", "json", "github", "sarif", "junit")
 RUNS = {
-    **{f"check {form}": ("check", "mine.apl", *GRAPH, "--output-format", form) for form in FINDINGS},
-    **{f"test {form}": ("test", "a.md", "--output-format", form) for form in FINDINGS},
+    **{f"check {form}": ("check", "mine.apl", *GRAPH, "--output-format", form) for form in RENDERERS},
+    **{f"test {form}": ("test", "a.md", "--output-format", form) for form in RENDERERS},
     "show text": ("show", "hostile.graph"),
     "show json": ("show", "hostile.graph", "--output-format", "json"),
     "show nodes": ("show", "hostile.graph", "--operator", "*", "--module", "*", "--device", "h100-sxm"),

@@ -8,12 +8,12 @@ import re
 import pytest
 from attrs import evolve
 
-from policylang.api.load import bundled_policies, description_of
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import GraphKind
 from policylang.graph.snapshot import write
+from policylang.language.files import bundled_policies, description_of
 from policylang.planning.inspection.overview import overview
-from policylang.report.graph_overview import overview_json
+from policylang.report.plan_comparison import overview_json
 from tests.graph.test_recorded import SMALL
 from tests.support.textgraph import GraphBuilder, facts_of
 
@@ -163,7 +163,7 @@ def test_names_of_nodes(policylang, graph, asked, names):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("--module", "layrs.0"), "no node lies in a module `layrs.0`\nhelp: nearest module paths: "),
+        (("--module", "layrs.0"), "no node is in a module `layrs.0`\nhelp: nearest module paths: "),
         (("--module", "layers..0"), "the module path `layers..0` has an empty component"),
         (("--operator", "fusd"), "no node calls an operator `fusd`\nhelp: did you mean `fused`?"),
         (("--operator", "{mm"), "the operator `{mm` has a `{` without its other half"),

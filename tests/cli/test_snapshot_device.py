@@ -140,5 +140,5 @@ def test_from_python():
         library.snapshot(device_steps.with_dropout(), "m.graph")
     with pytest.warns(library.PolicyWarning, match="traced on `meta`.*APL319.*--device cuda"):
         library.snapshot(device_steps.on_meta(), "m.graph")
-    with pytest.raises(library.PolicyGraphError, match=r"APL614(?s:.*)hand over the function"):
+    with pytest.raises(library.PolicyGraphError, match=r"APL614(?s:.*)pass the function"):
         library.snapshot(device_steps.on_cpu(), "m.graph", device="cuda")

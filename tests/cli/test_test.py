@@ -87,7 +87,7 @@ def test_what_cannot_be_read(policylang, tmp_path):
         (("a.apl",), ".", "the folder `.` holds no policy tests\n = help: `policylang check .` checks its policies"),
         (("notes.md",), ".", "the folder `.` holds no policy tests\n = help: a policy test is a Markdown file"),
         (("a.apl",), "a.apl", "`a.apl` holds no policy to test\n = help: this is a policy: `policylang check a.apl`"),
-        (("notes.md",), "notes.md", "`notes.md` holds no policy to test\n = help: a policy stands in a fenced block"),
+        (("notes.md",), "notes.md", "`notes.md` holds no policy to test\n = help: write a policy in a fenced block"),
     ],
 )
 def test_nothing_to_test(policylang, tmp_path, monkeypatch, files, asked, said):

@@ -229,7 +229,7 @@ def test_a_call_that_goes_wrong_inside_policylang_says_so(run, monkeypatch):
     outcome = run("snapshot", "untraceable")
     assert outcome.code == 1
     assert "in untraceable" in outcome.err
-    assert "help: the error comes out of policylang" in outcome.err
+    assert "help: the error was raised in policylang" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_tables():
         assert table(rows, right=range(2, 3), spare=(0,)).splitlines() == [
             "words                              n",
             "recompute everything in block  1,234",
-            "(no room for place: --width 0)",
+            "(no room for `place`: --width 0)",
         ]
     with fitted(3):
         assert columns() == 20

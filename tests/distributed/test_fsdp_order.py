@@ -175,17 +175,17 @@ def check_report(mesh: DeviceMesh) -> None:
         "left: an eager checkpoint has no order of collectives",
     ]
     assert "prefetch (all_gather where from parameter) 1 block ahead: `fully_shard` gathers" in str(report)
-    assert "FSDP gathers as it was told" in str(report)
+    assert "FSDP gathers as it was set" in str(report)
     assert report.to_dict()["by_fsdp"][0]["lines"][1]["text"] == AHEAD
     model.layers[1].set_modules_to_forward_prefetch([])
     audit = policylang.report(model).audit
     assert not audit.agrees
     assert (
-        "`layers.1` was told to gather `layers.2` ahead in the forward, and is told to gather nothing"
+        "`layers.1` was set to gather `layers.2` ahead in the forward, and is now set to gather nothing"
         in audit.differences[0]
     )
     (unsettled,) = policylang.report(under(Model(), AHEAD)).by_fsdp
-    assert "is not told: no forward" in unsettled.lines[0].said
+    assert "is not set up: no forward" in unsettled.lines[0].said
     both = under(shard(Model(), mesh), f"save first matmul per block; {AHEAD}")
     run(both, 0)
     report = policylang.report(both)

@@ -250,7 +250,7 @@ def test_of_a_half_the_rewrites_are_carried_out_and_the_rest_is_said(many: Devic
     policylang.apply(backward, policylang.parse("save everything\nfuse all_gather chains\n"))
     assert len(gathers(backward)) == 2
     (note,) = policylang.report(backward).notes
-    assert "1 line decides nothing here: a backward graph is one half of a partition" in note
+    assert "1 line decides nothing here: a backward graph of a partition has its saved values decided already" in note
     with pytest.raises(policylang.PolicyGraphError, match="no line that acts on one"):
         policylang.apply(whole.forward, policylang.parse("save everything"))
 

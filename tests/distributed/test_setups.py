@@ -178,4 +178,4 @@ def test_a_script_as_its_first_lines_say(script: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.count("loss ") == 5
     assert "policy sac_fsdp: " in done.stdout
-    assert "the graphs that came out do what the plan says" in done.stdout
+    assert "the changed graphs do what was planned" in done.stdout

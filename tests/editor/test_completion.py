@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 from policylang.api.planned_graphs import facts_of
 from policylang.commands.cli import main
 from policylang.editor.completion import WordPlace, completion, offers_at, with_documentation
-from policylang.editor.graph_index import index_of
-from policylang.editor.state import Document, State, read_text
+from policylang.editor.state import Document, State, index_of, read_text
 from policylang.editor.word_offers import MARKS, MOST, WordOffer, keyword_offers
 from policylang.graph.facts import Facts
-from policylang.language import grammar
+from policylang.language import lexer
 from policylang.language.cursor import Cursor, _fed, cursors_at, reading
 from policylang.language.diagnostics import Source
 from policylang.language.files import bundled_names, read_source
-from policylang.language.grammar import terminal_texts, words_of, words_until
-from policylang.language.lexer import split
+from policylang.language.lexer import split, terminal_texts, words_of, words_until
 from policylang.language.parser import parse_file, statement_parser
 from policylang.language.resources import grammar_file
 
@@ -507,10 +505,10 @@ def test_a_new_word_of_the_grammar_is_offered_unasked(tmp_path: Path, monkeypatc
     )
     file = tmp_path / "apl.lark"
     file.write_text(text)
-    cached = (grammar.tables, grammar._terminals, grammar.lexer, terminal_texts)
+    cached = (lexer.tables, lexer._terminals, lexer.lexer, terminal_texts)
     cached = (*cached, statement_parser, reading, _fed)
     with monkeypatch.context() as patched:
-        patched.setattr(grammar, "grammar_file", lambda: file)
+        patched.setattr(lexer, "grammar_file", lambda: file)
         for each in cached:
             each.cache_clear()
         found = [item.label for item in completion(state("expect every mm "), len("expect every mm ")).items]

@@ -120,7 +120,7 @@ def _paste(text: str, others: Sequence[str], random: Random) -> Iterator[str]:
     yield "\n".join(lines)
 
 
-OPEN = "still being worked out"
+OPEN = "still being computed"
 """What is said of a worth that is not there yet."""
 _FILE = "<stdin>"
 _MINUS = "−"

@@ -132,7 +132,6 @@ def test_a_snapshot_that_another_one_replaces_is_freed(tmp_path) -> None:
             os.utime(graph, (at, at))
             documents.put(uri, at, f"recompute everything # {at}\nsave mm")
             state = await weighed(documents, uri)
-            assert state is not None
             assert state.facts is not None
             completion(state, len("recompute "))  # it counts what the graph has, and keeps the figures
             statements.backward_counts(state.facts)

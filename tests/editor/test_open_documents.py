@@ -15,6 +15,7 @@ pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
 
 import policylang
 from policylang.editor import open_documents
+from policylang.editor.hover import hints
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import State, read_graph
 from policylang.language.cancellation import check_cancelled
@@ -43,7 +44,6 @@ class Session:
 
     async def codes(self, uri: str) -> list[str]:
         state = await self.documents.settled(uri)
-        assert state is not None
         return [each.code for each in state.diagnostics]
 
 
@@ -93,7 +93,6 @@ def test_of_many_quick_changes_the_last_is_planned(tmp_path, graph, monkeypatch)
             await asyncio.sleep(0.001)
         state = await it.documents.settled(uri)
         assert [text.source.text for text in planned] == ["save mm\n# 29\n"]
-        assert state is not None
         assert state.graph is not None
         assert state.document.version == 30
 
@@ -126,7 +125,6 @@ def test_a_change_ends_what_is_under_way(tmp_path, graph, monkeypatch) -> None:
         assert not waiting.done()
         it.put("save mm # short")
         state = await waiting
-        assert state is not None
         assert state.graph is not None
         assert state.document.source.text == "save mm # short"
         assert len(ended) == 1
@@ -150,12 +148,8 @@ def test_what_an_answer_needs_is_worked_out_beside(tmp_path, graph) -> None:
     async def test(it: Session) -> None:
         uri = it.put("recompute everything\nsave mm\n")
         state = await it.documents.settled(uri)
-        assert state is not None
-        assert state.graph is not None
         assert state.graph.knows("selections", "breakdown")
         state = await weighed(it.documents, uri)
-        assert state is not None
-        assert state.graph is not None
         assert state.graph.knows("worth")
 
     session(tmp_path, test, graph=str(graph))
@@ -227,7 +221,6 @@ def test_a_change_of_the_project_or_of_a_device_profile_counts(tmp_path, graph) 
         profile.write_text("[compute]\n")
         it.documents.look_again()
         state = await it.documents.settled(uri)
-        assert state is not None
         assert state.graph is None
         assert {"APL156"} & {each.code for each in state.diagnostics}
         (tmp_path / "pyproject.toml").write_text("[tool.policylang\n")
@@ -289,7 +282,6 @@ def test_any_text_has_a_state(text: str, tmp_path, graph) -> None:
     async def test(it: Session) -> None:
         uri = it.put(text)
         state = await it.documents.settled(uri)
-        assert state is not None
         assert "APL641" not in [each.code for each in state.diagnostics]
         for each in it.published:
             published_in_text(each)
@@ -326,3 +318,44 @@ def test_reading_a_text_gives_the_same_as_reading_its_file(tmp_path) -> None:
             assert found == [each.code for each in policylang.check(file).diagnostics]
 
         session(tmp_path, test)
+
+
+PLANNED = "save mm\nsave attention\n"
+
+
+def labels(state: State | None) -> list[str]:
+    assert state is not None
+    return [str(each.label) for each in hints(state, 0, len(state.document.source.text))]
+
+
+def test_while_a_text_has_mistakes_its_last_figures_stay_and_are_called_stale(tmp_path, graph) -> None:
+    async def test(it: Session) -> None:
+        uri = it.put(PLANNED)
+        await weighed(it.documents, uri)
+        fresh = labels(it.documents.state(uri))
+        assert len(fresh) == 3
+        for text in (f"{PLANNED}sav", f"{PLANNED}save", f"{PLANNED}save m"):
+            it.put(text)
+            assert labels(await it.documents.settled(uri)) == [f"{each} · stale" for each in fresh]
+        it.put(f"{PLANNED}save add\n")
+        assert labels(it.documents.state(uri)) == [], "a plan is under way"
+        it.put(f"{PLANNED}save ad")
+        assert len(labels(await it.documents.settled(uri))) == 3, "it was given up"
+        it.put(f"{PLANNED}save add\n")
+        assert not any("stale" in each for each in labels(await it.documents.settled(uri)))
+        assert it.documents.state(uri).stale == ()  # type: ignore[union-attr]
+
+    session(tmp_path, test, graph=str(graph))
+
+
+def test_figures_of_another_snapshot_are_not_kept(tmp_path, graph) -> None:
+    other = shutil.copy(GRAPHS / "gpt2.graph", tmp_path / "gpt2.graph")
+
+    async def test(it: Session) -> None:
+        uri = it.put(PLANNED)
+        await it.documents.settled(uri)
+        it.documents.workspace.started_with = {"pause": 0, "graph": str(other)}
+        it.put("save mmm\nsave attention\n")
+        assert labels(await it.documents.settled(uri)) == []
+
+    session(tmp_path, test, graph=str(graph))

@@ -67,7 +67,6 @@ def test_every_position_is_some_place(text: str, encoding: types.PositionEncodin
         here = [offset for place, offset in places.items() if place[0] == line and place[1] <= unit]
         start = places[line, 0]
         end = re.search(r"\r\n|\n|\r|\Z", text[start:])
-        assert end is not None
         expected = min(max(here), start + end.start())
     assert Positions(text, encoding).offset(types.Position(line, unit)) == expected
 
@@ -98,7 +97,6 @@ def test_an_included_file_is_where_it_lies_however_it_is_written(tmp_path: Path,
     assert found == types.Location((folder / "second.apl").as_uri(), expected)
     utf8 = evolve(state, document=evolve(state.document, encoding=types.PositionEncodingKind.Utf32))
     found = location(utf8, Span(let.span.source, let.span.start + 4, let.span.start + 6))
-    assert found is not None
     assert found.range.end.character == 6
 
 

@@ -77,7 +77,7 @@ def neovims() -> list[str]:
     said = subprocess.run(["nvim", "--version"], capture_output=True, text=True, check=False).stdout
     found = re.search(r"v0\.(\d+)", said)
     minor = int(found[1]) if found else 99
-    return ["0.7"] if minor < 8 else ["0.8"] if minor < 11 else ["0.8", "0.11"]
+    return ["0.11"] if minor >= 11 else []
 
 
 def project(folder: Path) -> dict[str, str]:
@@ -96,7 +96,7 @@ def project(folder: Path) -> dict[str, str]:
     return {**os.environ, **homes, "PATH": path, "PYTHONPATH": root}
 
 
-@pytest.mark.parametrize("settings", ["0.7", "0.8", "0.11"])
+@pytest.mark.parametrize("settings", ["0.11"])
 def test_neovim(tmp_path: Path, settings: str) -> None:
     if settings not in neovims():
         pytest.skip(f"no Neovim that takes the settings of {settings}")

@@ -358,7 +358,6 @@ def test_a_client_that_dies_while_a_policy_is_planned_leaves_no_process(tmp_path
     text = (GRAPHS.parents[1] / "policies" / "fsdp_overlap.apl").read_text()
     opened = {"textDocument": {"uri": "untitled:1", "languageId": "policylang", "version": 1, "text": text}}
     server = subprocess.Popen(SERVER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert server.stdin is not None
     server.stdin.write(message("initialize", 1, params) + message("textDocument/didOpen", params=json.dumps(opened)))
     server.stdin.flush()
     with suppress(subprocess.TimeoutExpired):

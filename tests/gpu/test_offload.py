@@ -79,7 +79,6 @@ def test_the_same_bits_in_less_memory(run: Callable[[str], Ran]) -> None:
     assert torch.equal(without.loss, moving.loss)
     assert without.gradients.keys() == moving.gradients.keys()
     assert all(torch.equal(without.gradients[name], moving.gradients[name]) for name in without.gradients)
-    assert moving.report.offloaded is not None
     assert moving.report.offloaded.bytes >= 7 * VALUE
     in_flight = 3 * VALUE
     assert without.most - moving.most >= moving.report.offloaded.bytes - in_flight
@@ -91,7 +90,6 @@ def test_inductor_needs_less_memory_too() -> None:
     torch.testing.assert_close(without.loss, moving.loss)
     for name, gradient in without.gradients.items():
         torch.testing.assert_close(gradient, moving.gradients[name])
-    assert moving.report.offloaded is not None
     assert moving.report.offloaded.bytes >= 7 * VALUE
     assert without.most - moving.most >= moving.report.offloaded.bytes // 2
 

@@ -1,4 +1,4 @@
-"""Joint graphs of the zoo, captured once for all tests of this folder, and their facts."""
+"""Graphs of the zoo, traced once for all tests of a process, and their facts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.torch_compat.graphs import hint
+from tests.support.flat_graphs import Flat, flat_graph
 from tests.support.heap import settle
 from tests.support.joint import Joint, capture_joint
 from tests.support.models import ZOO
@@ -31,6 +32,14 @@ def _joint_of(name: str, dynamic: bool) -> Joint:
     captured = capture_joint(module, inputs, loss_fn, dynamic=dynamic)
     settle()
     return captured
+
+
+@cache
+def flat_of(name: str) -> Flat:
+    """Not to be changed: ``fresh`` gives a copy."""
+    found = flat_graph(ZOO[name]())
+    settle()
+    return found
 
 
 @cache

@@ -148,9 +148,8 @@ def test_what_lies_outside_the_stretches_is_put_together_by_a_size_alone() -> No
     said = plan(policylang.parse(line), recorded_forward(), HALF).diagnostics
     (found,) = (each for each in said if each.code.startswith("APL3"))
     assert found.code == "APL336"
-    assert found.message.endswith("puts nothing together: none of its 3 collectives belongs to a block")
+    assert found.message.endswith("joins nothing: none of its 3 collectives belongs to a block")
     made = plan(policylang.parse("bucket (all_gather outside block) up to 2 GiB"), recorded_forward(), HALF)
-    assert made.order is not None
     assert [len(edit.collectives) for edit in made.order.edits.done] == [3]
 
 

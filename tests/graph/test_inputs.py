@@ -21,7 +21,7 @@ from torch._functorch._aot_autograd.descriptors import (
 
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, InputKind
-from policylang.graph.inputs import ModulePaths, normalise, raw_path
+from policylang.graph.phases import ModulePaths, normalise, raw_path
 from tests.graph.captured import facts_of_model, joint_of
 from tests.support.drawn import examples
 from tests.support.models import ZOO
@@ -136,7 +136,7 @@ def test_sharded_parameters_and_buffers_beside_plain_ones(named: bool, monkeypat
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
     if not named:
-        monkeypatch.setattr("policylang.graph.inputs.running_dynamo_inputs", list)
+        monkeypatch.setattr("policylang.graph.phases.running_dynamo_inputs", list)
     with fake_ranks(4):
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
 

@@ -13,7 +13,7 @@ from policylang.graph.facts import LostMarker, Phase
 from policylang.graph.marks import SavedMarker, find, from_annotation
 
 NODE = re.compile(r"(\w+)(?:=(\w+)\(([\w,]*)\)(\d?))?")
-GONE = "no forward node of this graph comes of it"
+GONE = "no forward node of this graph was traced from it"
 
 
 def record(name: str, number: int | None = 0, *, count: int = 1, following: str = "", **found: Any) -> SavedMarker:

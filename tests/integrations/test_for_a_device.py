@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import policylang
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
-from tests.integrations.test_architectures import ARCHITECTURES, _config
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
+
+from tests.support.architectures import ARCHITECTURES, built, loss_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,24 +41,12 @@ BY_VALUES = {"OPT", "Bart"}
 
 
 def step(name: str, where: str, dtype: torch.dtype, **device: Any) -> Facts:
-    kind, settings = ARCHITECTURES[name]
     with torch.device(where), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model: nn.Module = getattr(transformers, name + kind)(getattr(transformers, _config(name))(**settings))
-    image, sound = torch.zeros(2, 3, 16, 16, dtype=dtype), torch.zeros(2, 8, 16, dtype=dtype)
-
-    def loss(model: Any, tokens: Tensor, image: Tensor, sound: Tensor) -> Tensor:
-        if name == "CLIP":
-            return model(input_ids=tokens, pixel_values=image, return_loss=True).loss
-        if name == "Whisper":
-            return model(input_features=sound, labels=tokens).loss
-        if name in ("ViT", "Swin", "ConvNext"):
-            output = model(pixel_values=image)
-            return (output.logits if name == "ViT" else output.last_hidden_state).float().square().mean()
-        return model(input_ids=tokens, labels=tokens).loss
-
-    tokens = torch.ones(2, 12, dtype=torch.long)
-    return collect(policylang.trace_step(model.to(dtype).train(), loss, tokens, image, sound, **device).gm)
+        model = built(name)
+    words, image, sound = torch.ones(2, 12, dtype=torch.long), torch.zeros(2, 3, 16, 16), torch.zeros(2, 8, 16)
+    taken = words, image.to(dtype), sound.to(dtype)
+    return collect(policylang.trace_step(model.to(dtype), loss_of(name), *taken, **device).gm)
 
 
 def kernels(facts: Facts) -> dict[str, int]:

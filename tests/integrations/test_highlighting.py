@@ -12,12 +12,11 @@ import pytest
 from _pytest.outcomes import Skipped
 
 from policylang.language.diagnostics import Source
-from policylang.language.grammar import keywords, word_pairs, words_of
-from policylang.language.lexer import Lexeme
+from policylang.language.lexer import Lexeme, keywords, word_pairs, words_of
 from policylang.language.operators import group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.shown import UNITS
 from policylang.language.statements import ACTIONS, FATES, FIGURES
-from policylang.language.units import UNITS
 from policylang.language.words import word_lists
 from tests.support.drawn import examples
 from tests.support.highlighters import (

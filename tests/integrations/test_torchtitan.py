@@ -273,7 +273,7 @@ def test_the_name_changes_with_the_policy_and_with_nothing_else(registry: dict[s
 def test_the_name_without_a_digest_is_refused_where_a_step_is_precompiled(registry: dict[str, object]):
     name = torchtitan.register("llama3_sac", "mine")
     traced = llama(2)
-    with pytest.raises(PolicyGraphError, match="the name `mine`, which says nothing of the policy") as caught:
+    with pytest.raises(PolicyGraphError, match="the name `mine`, which does not identify the policy") as caught:
         registry["mine"](traced.gm, config=_choosing("mine", "somewhere"))
     assert caught.value.diagnostics[0].code == "APL385"
     assert registry["mine"] is registry[name]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.language.grammar import keywords
+from policylang.language.lexer import keywords
 from policylang.language.selectors import format_selector
 from policylang.language.statements import ACTIONS, format_statement
 from tests.language import strategies

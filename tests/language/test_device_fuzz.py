@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import parse_device, read_device, table_rows
 from policylang.language.diagnostics import Diagnostic, Source
-from policylang.language.units import DTYPES
+from policylang.language.shown import DTYPES
 from policylang.report.diagnostics import render_json, render_text
 from tests.support.drawn import examples
 

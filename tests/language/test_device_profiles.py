@@ -124,7 +124,7 @@ def test_a_rate_goes_straight_over_the_logarithm_of_the_size() -> None:
 MISTAKES = [
     ("float32 = 60e12", "flaot32 = 60e12", "APL155", "flaot32", "`flaot32` means nothing in `[compute]`", "float32"),
     ("float32 = 60e12", "tf32 = 60e12", "APL155", "tf32", "`tf32` is no dtype of a tensor", "`float32`"),
-    ("float32 = 60e12", "bfloat16 = 60e12", "APL155", "bf16", "`bf16` says the rate of bfloat16 a second time", ""),
+    ("float32 = 60e12", "bfloat16 = 60e12", "APL155", "bf16", "`bf16` gives the rate of bfloat16 a second time", ""),
     ("float32 = 60e12", 'float32 = "60 TFLOP/s"', "APL157", '"60 TFLOP/s"', "`float32` is a text, and should be",
      "6e+13"),
     ("float32 = 60e12", "float32 = 0", "APL157", "0", "`float32 = 0` cannot be: it is a number of FLOP per second", ""),
@@ -159,7 +159,7 @@ MISTAKES = [
     ("ranks = 8", "ranks = 1", "APL157", "1", "`ranks = 1` cannot be: it is a whole number of ranks, from 2 on", ""),
     ("ranks = 8", "ranks = 8.5", "APL157", "8.5", "`ranks = 8.5` cannot be", ""),
     ("ranks = 8", 'ranks = "8"', "APL157", '"8"', "`ranks` is a text", ""),
-    ("ranks = 8\n", "", "APL155", "[[network]]", "no group ever comes to this network: one above", "narrower"),
+    ("ranks = 8\n", "", "APL155", "[[network]]", "no group ever uses this network: one above", "narrower"),
     ("bandwidth = 45e9", "ranks = 4\nbandwidth = 45e9", "APL155", "[[network]]", "takes groups inside 8 ranks",
      "narrower"),
     ("bandwidth = 45e9\n", "", "APL156", "[[network]]", "`network.bandwidth` is missing", "times"),
@@ -187,22 +187,18 @@ def test_a_mistake_is_named_where_it_stands(
     assert (found.code, found.span and found.span.text) == (code, underlined)
     assert message in found.message
     assert help in (found.help or "")
-    assert found.span is not None
     assert found.span.source.name == "d.toml"
 
 
 def test_the_place_is_that_of_the_very_network(tmp_path: Path) -> None:
     found = wrong(GOOD.replace("latency = 30e-6", "latency = 'long'"), tmp_path)
-    assert found.span is not None
     assert (found.span.line, found.span.column) == (24, 11)
 
 
 def test_the_place_of_a_mistake_inside_one_line_is_its_key(tmp_path: Path) -> None:
     found = wrong(LEAST + "[[network]]\nbandwidth = 1e9\n'rank s' = 4\n", tmp_path)
-    assert found.span is not None
     assert found.span.text == "'rank s'"
     found = wrong("network = [{bandwidth = 1e9, ranks = 0}]\n" + LEAST, tmp_path)
-    assert found.span is not None
     assert found.span.text == "[{bandwidth = 1e9, ranks = 0}]"
     found = wrong('text = """\n[memory]\n"""\nlist = [\n[1, 2],\n[3]\n]\n' + LEAST.replace("1e12\n", "0\n"), tmp_path)
     assert [note.span and note.span.text for note in found.related] == ["list", "0", "0"]
@@ -255,7 +251,6 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ("nu\0ll.toml", "APL152", "there is no device profile"),
     ):
         found = read_device(name, tmp_path)
-        assert isinstance(found, Diagnostic)
         assert (found.code, part in found.message) == (code, True), found
         assert render_text((found,))
 
@@ -281,7 +276,6 @@ def test_a_file_of_windows_is_read(tmp_path: Path) -> None:
 def test_a_bundled_profile_goes_by_its_name_as_far_as_a_dash(name: str, device: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("no profile")  # a file of that name changes nothing
     found = read_device(name, tmp_path)
-    assert isinstance(found, DeviceProfile)
     assert found.name == device
 
 
@@ -290,7 +284,6 @@ def test_a_path_is_never_a_name(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text(LEAST)
     for name in ("./h100-sxm", Path("h100-sxm"), tmp_path / "h100-sxm", str(tmp_path / "h100-sxm")):
         found = read_device(name, tmp_path)
-        assert isinstance(found, DeviceProfile), found
         assert found.host_bandwidth == 7
     assert isinstance(read_device("mine", tmp_path), DeviceProfile)
 
@@ -300,7 +293,6 @@ def test_an_ambiguous_beginning_names_what_it_could_mean(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(lookup, "bundled_devices", lambda: ("h100-pcie", "h100-sxm"))
     found = read_device("h100", tmp_path)
-    assert isinstance(found, Diagnostic)
     assert found.message == "`h100` is the beginning of several device profiles: `h100-pcie` and `h100-sxm`"
 
 
@@ -317,14 +309,12 @@ def test_an_ambiguous_beginning_names_what_it_could_mean(tmp_path: Path, monkeyp
 )
 def test_an_unknown_name_says_what_there_is(name: str, help: str, tmp_path: Path) -> None:
     found = read_device(name, tmp_path)
-    assert isinstance(found, Diagnostic)
     assert found.code == "APL152"
     assert (found.help or "").startswith(help)
 
 
 def test_what_is_no_name_at_all() -> None:
     found = read_device(3)  # type: ignore[arg-type]
-    assert isinstance(found, Diagnostic)
     assert found.message == "a device is given by its name or the path of its profile, and this is a `int`"
 
 
@@ -334,7 +324,6 @@ def test_what_is_no_name_at_all() -> None:
 @pytest.mark.parametrize("name", bundled_devices())
 def test_a_bundled_profile_says_what_it_stands_for_and_every_figure(name: str) -> None:
     found = read_device(name)
-    assert isinstance(found, DeviceProfile)
     assert found.name == name
     assert {"float32", "bfloat16", "float16", "float64"} <= set(found.compute)
     assert found.capacity
@@ -368,7 +357,6 @@ def with_table(table: str | bytes, folder: Path, more: str = "") -> DeviceProfil
 
 def test_a_table_is_read_from_beside_the_profile_in_bytes_and_seconds(tmp_path: Path) -> None:
     found = with_table(TABLE, tmp_path, "group = '0'")
-    assert isinstance(found, DeviceProfile), found
     assert found.networks[0].times == (
         CollectiveTimes("all_reduce", 64, ((1 << 20, 0.20 * 1e-3), (2 << 20, 0.35 * 1e-3))),
         CollectiveTimes("all_gather_into_tensor", 8, ((1 << 20, 0.2397 * 1e-3), (2 << 20, 0.4059 * 1e-3))),
@@ -382,7 +370,6 @@ def test_the_figures_of_a_table_are_figures_of_the_profile(tmp_path: Path) -> No
     turned = "\n".join((head, *reversed(rows)))
     for table in (TABLE, spaced, turned, TABLE.replace("0.35", "0.36"), TABLE.replace("2MB", "3MB")):
         found = with_table(table, tmp_path, "group = '0'")
-        assert isinstance(found, DeviceProfile), found
         canonical.append(found.canonical)
     assert canonical[0] == canonical[1] == canonical[2]
     assert len(set(canonical)) == 3
@@ -405,16 +392,14 @@ def test_the_figures_of_a_table_are_figures_of_the_profile(tmp_path: Path) -> No
         ("0.20", "-0.2", "-0.2", "`-0.2` is not the time of a collective"),
         ("0.20", "nan", "nan", "`nan` is not the time of a collective"),
         ("0.20", "1e999", "1e999", "`1e999` is not the time of a collective"),
-        ("      1 ", "      0 ", "0             8", "`all_gather_into_tensor` of group `0` stands twice"),
+        ("      1 ", "      0 ", "0             8", "`all_gather_into_tensor` of group `0` is there twice"),
     ],
 )
 def test_a_line_of_a_table_that_is_none_is_named(
     right: str, mistake: str, underlined: str, message: str, tmp_path: Path
 ) -> None:
     found = with_table(TABLE.replace(right, mistake), tmp_path)
-    assert isinstance(found, Diagnostic)
     assert found.code == "APL158"
-    assert found.span is not None
     assert found.span.source.name == "t.table"
     assert found.span.text.strip().startswith(underlined)
     assert found.message.startswith(message)
@@ -423,12 +408,10 @@ def test_a_line_of_a_table_that_is_none_is_named(
 
 def test_a_table_with_one_size_of_group_twice_wants_to_know_which(tmp_path: Path) -> None:
     found = with_table(TABLE, tmp_path)
-    assert isinstance(found, Diagnostic)
     assert found.message == "the table measures `all_gather_into_tensor` of 8 ranks in several groups"
-    assert found.help == 'say which are meant: `group = "0"`'
+    assert found.help == 'choose one: `group = "0"`'
     for group, message in (("'2'", "the table has no group `2`"), ("0", "`group` should be a text")):
         found = with_table(TABLE, tmp_path, f"group = {group}")
-        assert isinstance(found, Diagnostic)
         assert found.message == message
     assert isinstance(with_table(TABLE, tmp_path, "group = '1'"), DeviceProfile)
 
@@ -440,7 +423,6 @@ def test_tables_that_are_none(tmp_path: Path) -> None:
         (TABLE.splitlines()[0], "APL158", "the table has no rows"),
     ):
         found = with_table(content, tmp_path)
-        assert isinstance(found, Diagnostic)
         assert (found.code, message in found.message) == (code, True)
         assert render_text((found,))
 
@@ -462,10 +444,8 @@ def test_a_table_is_a_file(tmp_path: Path) -> None:
 
 def test_latency_beside_a_table_means_nothing_unless_there_is_a_bandwidth(tmp_path: Path) -> None:
     found = with_table(TABLE, tmp_path, "group = '1'\nlatency = 1e-6")
-    assert isinstance(found, Diagnostic)
     assert found.message.startswith("`latency` means nothing without `bandwidth`")
     both = with_table(TABLE, tmp_path, "group = '1'\nlatency = 1e-6\nbandwidth = 1e9")
-    assert isinstance(both, DeviceProfile)
     assert (both.networks[0].bandwidth, len(both.networks[0].times)) == (1e9, 1)
 
 
@@ -473,5 +453,4 @@ def test_a_network_behind_one_with_a_table_alone_can_be_taken(tmp_path: Path) ->
     found = with_table(
         TABLE, tmp_path, "group = '1'\n[[network]]\nranks = 8\nbandwidth = 1e9\n[[network]]\nbandwidth = 1e8"
     )
-    assert isinstance(found, DeviceProfile), found
     assert [network.ranks for network in found.networks] == [None, 8, None]

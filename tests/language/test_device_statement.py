@@ -36,7 +36,6 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_bundled_device() -> None:
     device = policy("device h100-sxm\n" + TIMED).device
-    assert device is not None
     assert device.name == "h100-sxm"
     assert policy(TIMED).device is None
 
@@ -44,11 +43,9 @@ def test_a_bundled_device() -> None:
 def test_a_file_is_looked_for_beside_the_policy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "a.apl").write_text(f'device "profiles/ours.toml"\n{TIMED}', encoding="utf-8")
     found = policylang.load(folder / "a.apl")
-    assert found.device is not None
     assert found.device.name == "our-cluster"
     monkeypatch.chdir(folder)
     text = policylang.parse(f'device "profiles/ours.toml"\n{TIMED}')
-    assert text.device is not None
     assert text.device.canonical == found.device.canonical
 
 
@@ -59,8 +56,6 @@ def test_an_included_file_names_the_device_of_the_policy(folder: Path) -> None:
     for name in ("a", "b"):
         loaded = load_policy(folder / f"{name}.apl")
         assert not loaded.diagnostics
-        assert loaded.policy is not None
-        assert loaded.policy.device is not None
         assert loaded.policy.device.name == "our-cluster"
 
 
@@ -70,10 +65,8 @@ def test_two_devices_are_an_error_that_names_both(folder: Path) -> None:
     (found,) = load_policy(folder / "a.apl").diagnostics
     assert found.code == "APL212"
     assert found.message == "a policy has one device, and this is `h100-sxm` beside `our-cluster`"
-    assert found.span is not None
     assert found.span.text == "device h100-sxm"
     (earlier,) = found.related
-    assert earlier.span is not None
     assert earlier.span.text == 'device "profiles/ours.toml"'
 
 
@@ -87,7 +80,6 @@ def test_two_profiles_of_one_name_are_two_devices(folder: Path, monkeypatch: pyt
 def test_what_is_no_device_is_underlined_where_it_is_named(folder: Path) -> None:
     (folder / "a.apl").write_text(f'device "profiles/missing.toml"\n{TIMED}', encoding="utf-8")
     (found,) = load_policy(folder / "a.apl").diagnostics
-    assert found.span is not None
     assert found.span.text == 'device "profiles/missing.toml"'
     assert "profiles/missing.toml" in found.message
 
@@ -98,7 +90,6 @@ def test_what_is_wrong_with_a_profile_is_said_in_the_profile(folder: Path) -> No
     for file in ("wrong", "bytes"):
         (folder / "a.apl").write_text(f'device "profiles/{file}.toml"\n{TIMED}', encoding="utf-8")
         (found,) = load_policy(folder / "a.apl").diagnostics
-        assert found.span is not None
         assert found.span.source.name == f"profiles/{file}.toml"
         assert [each.span.text for each in found.related if each.span] == [f'device "profiles/{file}.toml"']
 

@@ -59,11 +59,11 @@ def test_the_page_on_policy_tests_prints_what_is_printed() -> None:
 
 
 def test_the_reference_shows_the_words_of_the_language() -> None:
-    from policylang.language.grammar import keywords
+    from policylang.language.lexer import keywords
     from policylang.language.operators import group_names
     from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+    from policylang.language.shown import UNITS
     from policylang.language.statements import ACTIONS
-    from policylang.language.units import UNITS
 
     words = {word for word in keywords() if word.isidentifier()}
     for word in sorted(words | {*FLAGS, *MEASURES, *PROPERTIES, *group_names(), *ACTIONS, *UNITS}):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 
 from policylang.language.loader import parse_policy
 from policylang.language.selectors import format_selector, nth
+from policylang.language.shown import UNITS, read_quantity, write_quantity
 from policylang.language.statements import KINDS, format_statement
 from policylang.language.syntax import Bucket, Everything, Expectation, Quantity, Scheduling, Selector, Statement
-from policylang.language.units import UNITS, read, write
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, SELECTORS
 from tests.language.told import policy, selector
@@ -55,7 +55,7 @@ def test_every_statement_is_a_registered_kind_and_another_is_not_written_as_one(
 @settings(max_examples=examples(60, 300), deadline=None)
 def test_a_figure_reads_back_exactly(quantity: Quantity) -> None:
     property_ = _PROPERTIES.get(quantity.dimension, quantity.dimension)
-    text = write(quantity.value, quantity.dimension)
+    text = write_quantity(quantity.value, quantity.dimension)
     where = selector(f"mm where {property_} > {text}")
     assert where.predicate.value == quantity  # type: ignore[union-attr]
 
@@ -139,7 +139,6 @@ def test_canonical_scheduling_lines() -> None:
 def test_canonical_text_of_a_policy_is_canonical() -> None:
     canonical = policy(LLAMA3 + "".join(f"expect {text}\n" for text, _ in EXPECTATIONS)).canonical
     again = parse_policy(canonical)
-    assert again.policy is not None
     assert again.policy.canonical == canonical
     assert {each.code for each in again.diagnostics} == {"APL111"}, "groups are written out, so they hide the prelude's"
 
@@ -164,7 +163,7 @@ def test_ordinals(number: int, text: str) -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_unit_is_read(unit: str) -> None:
-    amount, dimension = read("3", unit)
+    amount, dimension = read_quantity("3", unit)
     if dimension == "fraction":
         limit = policy("expect recomputed flops <= 20%").expectations[0].limit  # type: ignore[union-attr]
         assert limit == Quantity(0.2, "fraction")

@@ -9,8 +9,8 @@ import pytest
 
 import policylang
 from policylang.language.diagnostics import Source
-from policylang.language.grammar import keywords
 from policylang.language.layout import format_source
+from policylang.language.lexer import keywords
 from policylang.language.loader import load_policy, parse_policy
 from policylang.language.parser import parse_file
 from policylang.language.statements import ACTIONS, format_policy
@@ -386,7 +386,6 @@ def test_ordering(text: str, tree: object) -> None:
     assert (*found.rewrites, *found.scheduling) == (tree,)
     assert found.orders
     again = parse_policy(format_policy(found)).policy
-    assert again is not None
     assert (*again.rewrites, *again.scheduling) == (tree,)
 
 
@@ -427,13 +426,11 @@ def test_what_an_included_file_orders_counts(tmp_path: Path) -> None:
     main.write_text('include "order.apl"\nbucket shards per block', encoding="utf-8")
     loaded = load_policy(main)
     assert loaded.diagnostics == (), "a name that a scheduling line alone uses is used"
-    assert loaded.policy is not None
     assert loaded.policy.scheduling == (Prefetch(Reference("shards"), 1),)
     assert loaded.policy.buckets == (Bucket(Reference("shards"), 1),)
     main.write_text('include "order.apl"\nprefetch shards 2 blocks ahead', encoding="utf-8")
     (found,) = load_policy(main).diagnostics
     earlier = found.related[0].span
-    assert earlier is not None
     assert (found.code, Path(earlier.source.name).name, earlier.line) == ("APL213", "order.apl", 2)
 
 
@@ -451,7 +448,6 @@ def test_a_policy_in_a_file_that_is_called_like_a_word_of_the_language_is_writte
     (tmp_path / "all.apl").write_text('policy save\ninclude "fuse.apl"', encoding="utf-8")
     for name, wanted in (("fuse", "fuse"), ("all", "save")):
         found = load_policy(tmp_path / f"{name}.apl").policy
-        assert found is not None
         assert found.name == wanted
         assert policy(found.canonical).name == wanted
 

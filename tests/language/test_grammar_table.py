@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from policylang.language import grammar, parser
+from policylang.language import lexer, parser
 from policylang.language.diagnostics import Source
-from policylang.language.grammar import TABLE, key, table_of
+from policylang.language.lexer import TABLE, key, table_of
 from policylang.language.parser import parse_file
 from policylang.language.resources import grammar_file
 
@@ -22,7 +22,7 @@ GRAMMAR = grammar_file().read_text(encoding="utf-8")
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_the_table_is_that_of_the_grammar_whatever_the_hash_seed(seed: str) -> None:
     program = (
-        "from policylang.language.grammar import table_of\n"
+        "from policylang.language.lexer import table_of\n"
         "from policylang.language.resources import grammar_file\n"
         "print(table_of(grammar_file().read_text(encoding='utf-8')), end='')\n"
     )
@@ -32,7 +32,7 @@ def test_the_table_is_that_of_the_grammar_whatever_the_hash_seed(seed: str) -> N
 
 
 TEXT = "policy p\nsave mm in layers.*; recompute every 2nd mm per blok\nexpect saved <= 1 GiB\nsave (mm or"
-CACHES = (grammar.tables, grammar._terminals, grammar.lexer, parser.statement_parser)
+CACHES = (lexer.tables, lexer._terminals, lexer.lexer, parser.statement_parser)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", None])
@@ -42,7 +42,7 @@ def test_a_table_that_does_not_fit_is_not_used_and_the_grammar_says_the_same(
     with_table = parse_file(Source("p.apl", TEXT))
     table = tmp_path / "table.json"
     table.write_text(table_of(GRAMMAR).replace(key(GRAMMAR), key("another grammar")) if content is None else content)
-    monkeypatch.setattr(grammar, "TABLE", table)
+    monkeypatch.setattr(lexer, "TABLE", table)
     try:
         for cache in CACHES:
             cache.cache_clear()

@@ -35,7 +35,6 @@ def test_the_statements_of_another_file_stand_in_place() -> None:
     write(main='policy main\nsave mm\ninclude "parts/other.apl"\nsave add', parts__other="policy other\nrecompute bmm")
     loaded = load_policy("main.apl")
     assert loaded.diagnostics == ()
-    assert loaded.policy is not None
     assert loaded.policy.name == "main"
     assert [(rule.action, rule.source) for rule in loaded.policy.rules] == [
         (Action.SAVE, "main.apl:2"),
@@ -52,7 +51,6 @@ def test_paths_are_relative_to_the_file_that_includes() -> None:
         three="save bmm",
     )
     loaded = load_policy("main.apl")
-    assert loaded.policy is not None
     assert [rule.source for rule in loaded.policy.rules] == ["a/two.apl:1", "three.apl:1"]
 
 
@@ -64,7 +62,6 @@ def test_names_are_shared_and_a_file_may_come_twice() -> None:
 def test_a_bundled_policy_is_included_by_name() -> None:
     loaded = parse_policy("recompute everything\ninclude <fsdp>")
     assert loaded.diagnostics == ()
-    assert loaded.policy is not None
     assert loaded.policy.rules[-1].source.startswith("<fsdp_reshard_always>:")
 
 
@@ -75,18 +72,15 @@ def test_the_prelude_is_always_there() -> None:
 def test_a_bare_name_is_a_bundled_policy_unless_there_is_such_a_file() -> None:
     for name in ("llama3_sac", "llama3_sac.apl"):
         loaded = load_policy(name)
-        assert loaded.policy is not None
         assert loaded.policy.rules[0].source.startswith("<llama3_sac>:")
     write(llama3_sac="policy mine\nsave mm")
     loaded = load_policy("llama3_sac.apl")
-    assert loaded.policy is not None
     assert loaded.policy.name == "mine"
 
 
 def test_without_a_name_a_policy_is_called_like_its_file() -> None:
     write(plain="save mm")
     loaded = load_policy("plain.apl")
-    assert loaded.policy is not None
     assert loaded.policy.name == "plain"
 
 
@@ -94,7 +88,6 @@ def test_a_cycle_shows_its_chain() -> None:
     write(a='include "b.apl"', b='save mm\ninclude "c.apl"', c='include "a.apl"')
     found = only("a.apl")
     assert (found.code, found.message) == ("APL105", "`a.apl` includes itself: `a.apl` → `b.apl` → `c.apl` → `a.apl`")
-    assert found.span is not None
     assert found.span.location == "c.apl:1"
     assert [each.span and each.span.location for each in found.related] == ["b.apl:2", "a.apl:1"]
 
@@ -108,9 +101,7 @@ def test_a_missing_include_shows_its_chain_and_the_nearest_file() -> None:
     write(main='include "part.apl"', part='include "partz.apl"', parts="save mm")
     found = only("main.apl")
     assert (found.code, found.message) == ("APL103", "there is no policy file `partz.apl`")
-    assert found.help is not None
     assert "`parts.apl`" in found.help
-    assert found.span is not None
     assert (found.span.location, found.span.text) == ("part.apl:1", 'include "partz.apl"')
     assert [(each.message, each.span and each.span.location) for each in found.related] == [
         ("included from here", "main.apl:1")
@@ -194,7 +185,6 @@ def test_blocks_and_undecided_of_a_file_override_those_that_it_includes() -> Non
         write(mine=text)
         loaded = load_policy("mine.apl")
         assert loaded.diagnostics == ()
-        assert loaded.policy is not None
         assert (loaded.policy.blocks.glob, loaded.policy.undecided.fate) == ("h.*", "auto")
     write(mine='include "base.apl"\ninclude "other.apl"\n')
     assert only("mine.apl").code == "APL203"

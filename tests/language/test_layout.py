@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from policylang.language import layout
 from policylang.language.diagnostics import Source
-from policylang.language.grammar import words_of
 from policylang.language.layout import format_source
-from policylang.language.lexer import comments, split
+from policylang.language.lexer import comments, split, words_of
 from policylang.language.parser import parse_file
 from policylang.language.resources import policies_folder
 from policylang.language.selectors import format_selector

@@ -10,11 +10,11 @@ import pytest
 
 from policylang.language import syntax
 from policylang.language.diagnostics import Source
-from policylang.language.grammar import keywords, lexer, terminal_texts, word_pairs, words_of
+from policylang.language.lexer import keywords, lexer, terminal_texts, word_pairs, words_of
 from policylang.language.parser import parse_file
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.shown import UNITS
 from policylang.language.statements import ACTIONS
-from policylang.language.units import UNITS
 from policylang.language.words import Meaning, meaning, meanings, senses
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def test_a_word_means_one_thing_in_one_sense() -> None:
 @pytest.mark.parametrize("each", WHERE)
 def test_the_example_is_a_statement_in_which_the_word_means_that(each: Meaning) -> None:
     pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
-    from policylang.editor.pointed import meaning_at
+    from policylang.editor.hover import meaning_at
 
     assert f"\n### {each.section}\n" in PAGE or f"\n## {each.section}\n" in PAGE
     for word in each.words:

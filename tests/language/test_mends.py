@@ -78,7 +78,6 @@ def test_an_included_file_is_found_by_a_name_like_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.apl"
     file.write_text('include "others/share.apl"\n')
     (found,) = load_policy(file).diagnostics
-    assert found.span is not None
     assert found.fixes[0].applied(found.span.source) == 'include "others/shared.apl"\n'
 
 
@@ -108,7 +107,6 @@ def test_every_mend_of_the_example_of_a_code_mends_it(code: str) -> None:
     text = CODES[code].wrong
     for found in parse_policy(text).diagnostics:
         for fix in found.fixes:
-            assert found.span is not None
             left = [(each.code, each.message) for each in parse_policy(fix.applied(found.span.source)).diagnostics]
             assert (code, found.message) not in left, fix
 
@@ -153,7 +151,6 @@ def test_no_mend_of_a_text_with_mistakes_makes_it_worse(text: str, chance: rando
 
 
 def hold(text: str, found: tuple[Diagnostic, ...], each: Diagnostic, fix: Fix) -> None:
-    assert each.span is not None
     source = each.span.source
     assert source.text == text
     ends = 0

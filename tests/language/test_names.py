@@ -26,7 +26,6 @@ def test_an_unknown_namespace_is_left_to_when_it_is_applied() -> None:
     loaded = parse_policy("save mylib.fused_mlp, mylib.fused_mlp.default")
     assert [each.code for each in loaded.diagnostics] == ["APL102"] * 2
     assert loaded.diagnostics[0].message.endswith("it is checked when applied")
-    assert loaded.policy is not None
     assert loaded.policy.rules[0].selector.parts == (  # type: ignore[union-attr]
         Operator("mylib", "fused_mlp", None),
         Operator("mylib", "fused_mlp", "default"),
@@ -61,7 +60,7 @@ def test_a_bare_name_reaches_python_functions_only_where_no_operator_has_it() ->
     [
         ("let big = mm\nlet big = bmm\nsave big", "defined here before", 1),
         ("save big\nlet big = mm", "defined here", 2),
-        ("blocks h.*\nblocks layers.*\nsave mm in block", "said here before", 1),
+        ("blocks h.*\nblocks layers.*\nsave mm in block", "first written here", 1),
     ],
 )
 def test_related_places_are_shown(text: str, message: str, line: int) -> None:
@@ -71,7 +70,6 @@ def test_related_places_are_shown(text: str, message: str, line: int) -> None:
 
 def test_a_let_that_hides_a_group_does_not_change_the_other_groups() -> None:
     loaded = parse_policy("let all_gather = mm\nsave collective, all_gather")
-    assert loaded.policy is not None
     assert loaded.policy.lets["collective"] == prelude_group("collective")
 
 

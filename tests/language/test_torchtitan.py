@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from policylang.commands.snapshot import import_save_ops
 from policylang.graph.textual import read_graph
-from policylang.integrations.torchtitan_save_ops import import_save_ops
 from policylang.language.diagnostics import Source
 from policylang.language.layout import format_source
 from policylang.language.loader import parse_policy

@@ -13,7 +13,8 @@ from torch import fx
 
 import policylang
 from policylang.backends.path import BackendPath, path_named
-from policylang.commands import agree, plan
+from policylang.commands.agree import agree_arguments
+from policylang.commands.plan import plan_arguments
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
@@ -60,9 +61,9 @@ def test_what_a_snapshot_is_planned_for() -> None:
 def test_the_commands_and_the_comparison_offer_what_is_registered() -> None:
     assert get_args(PathName) == PLANNED
     assert tuple(STEPS) == COMPARED
-    for command, offered in ((plan, PLANNED), (agree, COMPARED)):
+    for arguments, offered in ((plan_arguments, PLANNED), (agree_arguments, COMPARED)):
         parser = argparse.ArgumentParser()
-        command.arguments(parser)
+        arguments(parser)
         (option,) = (action for action in parser._actions if action.dest == "path")
         assert option.choices == offered
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, Schedule, StepKind, is_gradient
 from policylang.operators.names import GETITEM
 
 Copy = tuple[int, int]

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 from policylang.graph.facts import Facts, Flag, InputKind, Phase
 from policylang.language import syntax as s
+from policylang.language.selectors import walk
 from policylang.language.syntax import Action
-from policylang.language.walk import walk
 
 INPUTS = {"parameter": InputKind.PARAMETER, "buffer": InputKind.BUFFER, "input": InputKind.USER}
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, StepKind, is_gradient
 
 Steps = list[tuple[int, int, int]]
 RUN, AGAIN = StepKind.FIRST_RUN, StepKind.SECOND_RUN

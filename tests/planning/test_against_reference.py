@@ -12,8 +12,7 @@ from policylang.language.syntax import CrossesCut, Everything, Is, Policy, Where
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
-from policylang.planning.selection.cuts import Cuts
-from policylang.planning.selection.selectors import Selections
+from policylang.planning.selection.selectors import Cuts, Selections
 from policylang.simulation.node_times import NodeTimes, node_times
 from tests.planning.reference import Reference
 from tests.planning.strategies import PROPERTIES, QUICK, cut_sizes, graphs, policies, predicates, selectors

@@ -7,7 +7,7 @@ import pytest
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts
 from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.selection.cuts import Cuts
+from policylang.planning.selection.selectors import Cuts
 from tests.planning.sentences import names, only, planned
 from tests.support.textgraph import GraphBuilder, facts_of
 

@@ -57,7 +57,7 @@ prefetch (all_gather in nowhere) 3 blocks ahead
 ''').policy
 made = plan(ordered, sharded_step(blocks=4, regathers=True, unknown=2, head=True), capabilities.JOINT)
 print(made.digest)
-print(made.order.order(), list(made.order.words()))
+print(list(made.order.schedule), list(made.order.words()))
 print([(each.matched, each.moved, dict(each.left)) for each in made.order.outcomes], made.order.barriers)
 print([(found.code, found.message, found.details) for found in made.diagnostics])
 print("torch" in sys.modules)

@@ -12,17 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import policylang
-from policylang.graph.facts import Facts, Phase
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, Phase, StepKind
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import EAGER, JOINT, Capabilities
-from policylang.planning.checkpoints import Checkpoints, held_and_rerun
 from policylang.planning.inspection.breakdown import breakdown, copies_of_lines
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.planning.schedule import host_memory, pool_bytes
+from policylang.planning.schedule import Checkpoints, held_and_rerun, host_memory, pool_bytes
 from policylang.report.plan_json import plan_json
 from policylang.report.plan_page import plan_page
 from policylang.report.plan_text import plan_text

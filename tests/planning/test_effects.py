@@ -34,14 +34,13 @@ def test_a_product_whose_view_is_saved_is_not_recomputed_and_the_rule_is_named()
         "decides 1 forward value and changes nothing: the backward reads none of them: "
         "`view`, which reads `mm`, is saved in its place"
     )
-    assert found.help is not None
     assert "from `mm` to `view`" in found.help
 
 
 def test_a_save_that_the_backward_does_not_read_is_named_without_a_keeper():
     (found,) = effects("recompute everything; save add")
     assert "decides 1 forward value and changes nothing: the backward reads none of them" in found.message
-    assert found.help == "remove the rule, or say it of the values that the backward reads"
+    assert found.help == "remove the rule, or select the values that the backward reads"
 
 
 @pytest.mark.parametrize(

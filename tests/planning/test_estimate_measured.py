@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from operator import getitem
 from typing import Any
 
@@ -16,8 +15,8 @@ from policylang.backends.flat import FlatPath
 from policylang.backends.joint import JointPartitioner
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.memory import estimate_peak
-from tests.graph.captured import joint_of
-from tests.support.flat_graphs import Flat, copy_graph, flat_graph
+from tests.graph.captured import flat_of, joint_of
+from tests.support.flat_graphs import copy_graph
 from tests.support.joint import Joint, capture_joint
 from tests.support.measured import measured, measured_flat
 from tests.support.models import ZOO
@@ -68,7 +67,7 @@ def test_models_of_the_suite(model: str, policy: str) -> None:
     ],
 )
 def test_flat_graphs(model: str, policy: str) -> None:
-    gm = copy_graph(flat_model(model).gm)
+    gm = copy_graph(flat_of(model).gm)
     made = FlatPath().apply(gm, parse(POLICIES[policy])).plan
     peak = estimate_peak(made.facts, made.schedule)
     assert peak.bytes == pytest.approx(measured_flat(gm), rel=TOLERANCE)
@@ -77,7 +76,7 @@ def test_flat_graphs(model: str, policy: str) -> None:
 def test_what_nobody_takes_of_a_recomputed_tuple_is_let_go() -> None:
     """BatchNorm gives its result and two statistics: taken one by one as the backward comes to them, the tuple would
     hold the result until the last."""
-    gm = copy_graph(flat_model("resnet").gm)
+    gm = copy_graph(flat_of("resnet").gm)
     made = FlatPath().apply(gm, parse(POLICIES["recompute"])).plan
     measured_bytes = measured_flat(gm)
     peak = estimate_peak(made.facts, made.schedule)
@@ -91,18 +90,13 @@ def test_what_nobody_takes_of_a_recomputed_tuple_is_let_go() -> None:
 
 
 def test_the_forward_keeps_the_order_that_it_was_traced_in() -> None:
-    before = [node.name for node in flat_model("resnet").gm.graph.nodes]
-    gm = copy_graph(flat_model("resnet").gm)
+    before = [node.name for node in flat_of("resnet").gm.graph.nodes]
+    gm = copy_graph(flat_of("resnet").gm)
     FlatPath().apply(gm, parse(POLICIES["recompute"]))
     after = [node.name for node in gm.graph.nodes if not node.name.endswith("_recomputed")]
     stays = set(after)
     assert after == [name for name in before if name in stays]
     assert len(stays) > len(before) / 2
-
-
-@cache
-def flat_model(name: str) -> Flat:
-    return flat_graph(ZOO[name]())
 
 
 @pytest.mark.parametrize(

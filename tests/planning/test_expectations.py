@@ -81,18 +81,18 @@ def found(text: str, rules: str = SAVE, facts: Facts = FACTS) -> tuple[Expectati
         (SAVE, "exactly 2 mm per block", "failed", "1 in block 0"),
         (SAVE, "at least 1 mm per block", "held", "1 to 2 in each block"),
         (SAVE, "at most 1 mm per module", "failed", "2 in layers.1.attn"),
-        (FIRST_AGAIN, "every sin saved", "held", "all 1 node saved"),
+        (FIRST_AGAIN, "every sin saved", "held", "1 of 1 node saved"),
         (FIRST_AGAIN, "every mm saved", "failed", "1 of 3 nodes not saved"),
         (FIRST_AGAIN, "no mm recomputed", "failed", "1 of 3 nodes recomputed"),
         (FIRST_AGAIN, "no sin recomputed", "held", "none of 1 node recomputed"),
         # the backward does not need the cosine: it is what was decided, and never really saved
-        (SAVE, "every cos saved", "held", "all 1 node saved"),
+        (SAVE, "every cos saved", "held", "1 of 1 node saved"),
         (SAVE, "every cos recomputed", "failed", "1 of 1 node not recomputed"),
         (SAVE, "no cos saved", "held", "none of 1 node saved"),
         (SAVE, "every bmm saved", "failed", "no node matches"),
         (SAVE, "no bmm saved", "held", "none of 0 nodes saved"),
         # what depends on the partitioner
-        ("save sin", "every sin saved", "held", "all 1 node saved"),
+        ("save sin", "every sin saved", "held", "1 of 1 node saved"),
         ("save sin", "saved <= 1 MiB", "failed", "at least 20 MiB"),
         *(
             ("save sin", text, "deferred", "it depends on values that are left to PyTorch's partitioner")

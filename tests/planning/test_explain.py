@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policylang.planning.inspection.explain import rules_on
+from policylang.planning.inspection.worth import rules_on
 from tests.planning.sentences import planned
 from tests.support.textgraph import facts_of
 

@@ -10,7 +10,7 @@ from policylang.errors import PolicyMatchError
 from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import JOINT
-from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters
+from policylang.planning.decisions.rule_warnings import FsdpParameter, FsdpParameters
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from tests.support.textgraph import facts_of
@@ -59,7 +59,6 @@ def test_what_fsdp_does_otherwise_is_an_error(text: str, again: bool, other: str
     assert (error.code, is_error(error)) == ("APL414", True)
     assert "the weights of `layers.0`, `layers.1`" in error.message
     assert f"`reshard_after_forward={again}`" in error.message
-    assert error.help is not None
     assert f"reshard_after_forward={not again}" in error.help
     assert f"include <fsdp_reshard_{other}>" in error.help
     assert "docs/setups.md#what-fsdp-means" in error.help
@@ -116,11 +115,9 @@ def test_without_sharded_weights_the_include_is_the_error() -> None:
     """In one piece: not the insides of the file that it brings."""
     (error,) = PolicyMatchError([each for each in found(ALWAYS) if is_error(each)]).diagnostics
     assert error.code == "APL301"
-    assert error.span is not None
     assert error.span.text == "include <fsdp>"
     assert error.message == "`include <fsdp>` matches nothing in this graph: it gathers no weights"
     assert error.details == ()
     (note,) = error.related
-    assert note.span is not None
     assert note.span.source.name == "<fsdp_reshard_always>"
     assert "docs/setups.md#what-fsdp-means" in str(error.help)

@@ -37,7 +37,6 @@ def test_the_message_names_the_rule_and_the_mend():
     assert found.severity is Severity.ERROR
     assert found.message == "`save mm in encoder.*` matches nothing in this graph"
     assert found.help == "if that is as it should be, write `optional save mm in encoder.*`"
-    assert found.span is not None
     assert (found.span.text, found.span.line) == ("mm in encoder.*", 2)
 
 
@@ -116,11 +115,11 @@ def test_a_rule_that_is_wholly_overridden_is_a_warning_that_names_who_did_it():
     made = planned(LAYERS, "save mm\nrecompute mm in layers.0\nsave everything")
     first, second = made.diagnostics
     assert (first.code, first.severity) == ("APL303", Severity.WARNING)
-    assert first.message == "`save mm` decides nothing: other rules take over all 3 nodes it matches"
-    assert [related.message for related in first.related] == ["`save everything` takes over 3"]
+    assert first.message == "`save mm` decides nothing: other rules override all 3 nodes it matches"
+    assert [related.message for related in first.related] == ["`save everything` overrides 3"]
     assert first.related[0].span.line == 3
     assert second.message == (
-        "`recompute mm in layers.0` decides nothing: other rules take over the only node it matches"
+        "`recompute mm in layers.0` decides nothing: other rules override the only node it matches"
     )
 
 
@@ -129,7 +128,7 @@ def test_what_the_users_checkpoint_kept_is_not_said_to_be_taken_over():
     made = planned(facts, "save mm; recompute everything")
     found = only(made.diagnostics, "APL303")
     assert found.message == (
-        "`save mm` decides nothing: other rules take over 1 of the 2 nodes it matches, "
+        "`save mm` decides nothing: other rules override 1 of the 2 nodes it matches, "
         "and the model's own checkpoint has tagged 1"
     )
 

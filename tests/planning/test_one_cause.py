@@ -11,7 +11,7 @@ from policylang.errors import PolicyMatchError
 from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.loader import load_policy, parse_policy
 from policylang.language.syntax import Policy
-from policylang.planning import model_wide_errors
+from policylang.planning import statement_errors
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan
 from policylang.report.diagnostics import render_json, render_sarif, render_text
@@ -93,14 +93,14 @@ def test_over_several_graphs_the_cause_is_that_of_any() -> None:
     found = []
     for name, graph in (("block", BLOCK), ("head", HEAD)):
         made = plan(policy, facts_of(graph), JOINT)
-        kept = model_wide_errors.to_json(model_wide_errors.complaints(policy, made.diagnostics))
-        found.append((name, model_wide_errors.from_json(json.loads(json.dumps(kept)))))
-    (error,) = model_wide_errors.shared_by_all(policy, found, root="")
+        kept = statement_errors.to_json(statement_errors.complaints(policy, made.diagnostics))
+        found.append((name, statement_errors.from_json(json.loads(json.dumps(kept)))))
+    (error,) = statement_errors.shared_by_all(policy, found, root="")
     assert error.code == "APL302"
     assert len(error.related) == len(DEPENDENT.splitlines())
     assert "any of the 2 graphs" in error.message
     assert "policylang.checkpoint_model" in str(error.help)
-    (sharded,) = model_wide_errors.shared_by_all(policy, found, root="", sharded=True)
+    (sharded,) = statement_errors.shared_by_all(policy, found, root="", sharded=True)
     assert "`fully_shard`" in sharded.details[0]
     assert "docs/setups.md#fsdp2-with-compiled-blocks" in str(sharded.help)
 
@@ -132,9 +132,9 @@ def test_a_scheduling_line_has_to_find_something_in_one_of_the_graphs() -> None:
         for graph in graphs:
             made = plan(policy, facts_of(graph), JOINT)
             errors = [each for each in made.diagnostics if is_error(each)]
-            assert {each.code for each in errors} <= {*model_wide_errors.DEFERRED_CODES, "APL302"}
-            found.append((graph[:8], model_wide_errors.complaints(policy, errors)))
-        shared = model_wide_errors.shared_by_all(policy, found, root="layers.0")
+            assert {each.code for each in errors} <= {*statement_errors.DEFERRED_CODES, "APL302"}
+            found.append((graph[:8], statement_errors.complaints(policy, errors)))
+        shared = statement_errors.shared_by_all(policy, found, root="layers.0")
         return [(each.code, each.span.text if each.span else "") for each in shared]
 
     line = "prefetch all_gather 1 block ahead"
@@ -152,7 +152,6 @@ def test_lines_of_an_included_file_that_lack_one_thing_are_one_error_at_the_incl
     found = PolicyMatchError([each for each in made.diagnostics if is_error(each)]).diagnostics
     both, *own = found
     assert both.message == '`include "inner.apl"` matches nothing in this graph: 0 nodes are `in decoder.*`'
-    assert both.span is not None
     assert both.span.source.name.endswith("outer.apl")
     assert [each.span.line for each in both.related if each.span is not None] == [1, 2]
     assert [each.message for each in own] == [

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import policylang
-from policylang.graph.facts import GraphKind
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import GraphKind, StepKind
 from policylang.planning.capabilities import FLAT
 from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.plan import schedule_of

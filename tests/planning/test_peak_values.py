@@ -12,8 +12,7 @@ from policylang.api.load import parse
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
-from policylang.planning.inspection.breakdown import Breakdown, breakdown
-from policylang.planning.inspection.peak_values import PeakValues, values_at_peak
+from policylang.planning.inspection.breakdown import Breakdown, PeakValues, breakdown, values_at_peak
 from policylang.planning.planner import plan
 from policylang.planning.schedule import build_schedule
 from policylang.simulation.memory import Lifetimes, Origin, simulate
@@ -112,9 +111,7 @@ def test_memory_that_is_kept_for_a_view_stands_under_the_line_that_saves_the_vie
     _, values = found_on(facts_of(text), "recompute everything\nsave aten.view.default")
     (held,) = [value for value in values.values if value.name == "a"]
     assert (held.what, held.source, held.rule, held.saved_as) == ("saved", "<policy>:2", "save aten.view.default", "v")
-    assert held.made is not None
     assert (held.made.step, held.made.half) == (1, "forward")
-    assert held.last is not None
     assert (held.last.node, held.last.half) == ("g", "backward")
     (output,) = [value for value in values.values if value.name == "b"]
     assert (output.what, output.last) == ("returned", None)
@@ -167,7 +164,6 @@ def test_what_is_offloaded_is_there_until_it_is_copied_and_from_when_it_comes_ba
         _, values = found_on(facts, "undecided -> recompute\noffload mm" if path is JOINT else "offload mm", path)
         (moved,) = [value for value in values.values if value.name == "a"]
         assert (moved.what, moved.source) == ("copied back", values.values[1].source)
-        assert moved.made is not None
         assert moved.made.again
     _, values = found_on(facts_of(text.replace("bytes=500", "bytes=5")), "undecided -> recompute\noffload mm")
     (moved,) = [value for value in values.values if value.name == "a"]

@@ -19,8 +19,8 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
+from policylang.language.names import NEVER_TRACED, TRACED_AS, traced_texts
 from policylang.language.operators import selector_of_groups
-from policylang.language.public_names import NEVER_TRACED, TRACED_AS, traced_texts
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import Selections
@@ -223,14 +223,13 @@ def details(text: str, facts: Facts = NAMED) -> tuple[str, ...]:
         ("save aten.linear", "aten.linear: 0 nodes; it is traced as `mm` (2 nodes) or `addmm` (1 node) here"),
         (
             "save silu",
-            "silu: 0 nodes; it is taken apart here, and `div fed by (add fed by (exp fed by neg))` is what comes of it "
-            "(1 node)",
+            "silu: 0 nodes; it is decomposed in this graph, into `div fed by (add fed by (exp fed by neg))` (1 node)",
         ),
         (
             "save rms_norm",
-            "rms_norm: 0 nodes; it is taken apart here, and `mul fed by rsqrt` is what comes of it (1 node)",
+            "rms_norm: 0 nodes; it is decomposed in this graph, into `mul fed by rsqrt` (1 node)",
         ),
-        ("save norm", "norm: 0 nodes; it is taken apart here, and `mul fed by rsqrt` is what comes of it (1 node)"),
+        ("save norm", "norm: 0 nodes; it is decomposed in this graph, into `mul fed by rsqrt` (1 node)"),
         ("expect every linear saved", "linear: 0 nodes; it is traced as `mm` (2 nodes) or `addmm` (1 node) here"),
         ("save embedding", "embedding: 0 nodes"),
         ("save attention", "attention: 0 nodes"),

@@ -24,7 +24,7 @@ GRAPH = """
 
 def lost(text: str, count: int = 1) -> list[Diagnostic]:
     records = tuple(
-        LostMarker(f"silu_{number}", "no forward node of this graph comes of it") for number in range(count)
+        LostMarker(f"silu_{number}", "no forward node of this graph was traced from it") for number in range(count)
     )
     facts = evolve(facts_of(GRAPH), lost_records=records)
     found = plan(policylang.parse(text), facts, Capabilities(name="a test", undecided="auto")).diagnostics

@@ -42,7 +42,6 @@ def planned(text: str, path: Capabilities, region: str = "") -> Plan:
 
 def fate(made: Plan, name: str) -> str | None:
     decision = made.decisions[made.facts.index[name]]
-    assert decision is not None
     return None if decision.action is None else decision.action.name.lower()
 
 
@@ -55,10 +54,9 @@ def test_a_sweeping_rule_leaves_it_saved_with_a_note(path: Capabilities):
     made = planned("recompute everything", path)
     assert [fate(made, name) for name in ("topk", "weights", "chosen")] == ["save"] * 3
     decision = made.decisions[made.facts.index["chosen"]]
-    assert decision is not None
     assert (decision.rule, decision.why) == (0, Why.ROUTING)
     assert codes(made) == ["APL308"]
-    assert made.diagnostics[0].message.startswith("`recompute everything` leaves 1 forward value saved that choose")
+    assert made.diagnostics[0].message.startswith("`recompute everything` leaves 1 forward value saved that steer")
 
 
 @PATHS

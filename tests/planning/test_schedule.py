@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, Schedule, StepKind
 from policylang.planning.schedule import Ahead, build_schedule
 from tests.planning.schedule_reference import reference_schedule
 from tests.planning.strategies import graphs

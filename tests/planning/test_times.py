@@ -9,16 +9,14 @@ from attrs import evolve
 
 import policylang
 from policylang.backends.caching import policy_key
-from policylang.graph.facts import Facts
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.statements import format_policy
 from policylang.planning.capabilities import EAGER, FLAT, JOINT
 from policylang.planning.digest import policy_text
-from policylang.planning.inspection.explain import rules_on
-from policylang.planning.inspection.worth import time_of_step
+from policylang.planning.inspection.worth import rules_on, time_of_step
 from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.planning.planner import plan
 from policylang.simulation.streams import step_time
@@ -99,7 +97,6 @@ def test_a_slow_operator_is_not_decided_by_a_piece_that_takes_no_time_of_its_own
     made = planned("save everything\nrecompute everything where time < 10 us")
     topk, values = (made.decisions[FACTS.index[name]] for name in ("topk", "values"))
     assert topk is values
-    assert topk is not None
     assert topk.rule == 0
 
 
@@ -200,7 +197,6 @@ def test_of_a_whole_model_in_eager_blocks_run_again_as_they_are() -> None:
     worst, again, step = made.expectations
     assert worst.found == "10 ms in block 1"
     found = time_of_step(made, made.schedule)
-    assert found is not None
     assert again.margin == pytest.approx(1e-6 - found.recomputed)
     assert step.margin == pytest.approx(1e-6 - found.step)
     assert found.recomputed < found.step
@@ -216,7 +212,6 @@ def test_a_time_without_a_device_is_one_error_that_says_how_to_name_one() -> Non
     assert found.message == (
         "`time > 1 ms` is about time, as 2 other phrases are, and no device says how long anything takes"
     )
-    assert found.span is not None
     assert found.span.text == "time > 1 ms"
     assert found.help is not None
     for way in ("`device h100-sxm`", "`--device h100-sxm`", "`device=`", "mi300x", 'device "cluster.toml"'):
@@ -294,10 +289,8 @@ def device_of(name: str) -> DeviceProfile:
 
 def test_the_device_of_whoever_plans_goes_before_that_of_the_policy() -> None:
     made = planned("device h100-sxm\nsave everything where time > 1 ms")
-    assert made.times is not None
     assert made.times.device is SLOW
     unnamed = planned("device h100-sxm\noptional save everything where time > 1 ms", device=None)
-    assert unnamed.times is not None
     assert unnamed.times.device.name == "h100-sxm"
     assert unnamed.rules[0].matched != made.rules[0].matched
 

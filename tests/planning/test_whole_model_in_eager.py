@@ -183,8 +183,6 @@ def test_figures_are_those_of_the_checkpoints(name: str, tmp_path: Any) -> None:
         policylang.checkpoint_model(model, policy)
         step(model).backward()
         report = policylang.report(model)
-        assert report.saved is not None
-        assert report.recomputed is not None
         (made,) = policylang.check(policy, graph=graph, path="eager").plans
         planned = saved_and_recomputed(made)
         assert planned.recomputed_flops == report.recomputed.flops

@@ -14,8 +14,8 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.planner import plan as make_plan
+from tests.graph.captured import facts_of_model
 from tests.support import titan
-from tests.support.joint import capture_joint
 from tests.support.models import ZOO
 from tests.support.shared_graphs import JOINT as PLACED
 from tests.support.shared_graphs import ONE_DEVICE, shared_graph
@@ -39,8 +39,7 @@ def linears(model: nn.Module, layers: str) -> Products:
 
 
 def hugging_face(name: str) -> tuple[Facts, Products]:
-    example = ZOO[name]()
-    return collect(capture_joint(*example).gm), linears(example.module, "model.model.layers")
+    return facts_of_model(name), linears(ZOO[name]().module, "model.model.layers")
 
 
 def autoparallel(name: str) -> tuple[Facts, Products]:

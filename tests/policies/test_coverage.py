@@ -10,8 +10,7 @@ from policylang.graph.textual import read_graph
 from policylang.language.diagnostics import Source
 from policylang.language.resources import policies_folder
 from policylang.report.diagnostics import render_text
-from policylang.testing.claims import fences, lifted
-from policylang.testing.suites import Coverage, run_files
+from policylang.testing.suites import Coverage, fences, lifted, run_files
 
 TESTS = Path(__file__).parent
 POLICIES = policies_folder()

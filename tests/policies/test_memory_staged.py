@@ -15,7 +15,7 @@ from policylang.language.syntax import Policy
 from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.planning.selection.cuts import Cuts
+from policylang.planning.selection.selectors import Cuts
 from policylang.simulation.memory import Peak, estimate_peak
 from tests.graph.captured import facts_of_model
 from tests.planning.reference import Reference

@@ -21,9 +21,9 @@ from policylang.graph.facts import Facts, Flag, GraphKind, Group
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan as make_plan
-from policylang.ranks import meeting, message_store
+from policylang.ranks import meeting
 from policylang.ranks.comparison import TIMEOUT, agree_on_plan, comparing, ranks_of
-from policylang.ranks.message_store import MessageStore
+from policylang.ranks.meeting import MessageStore
 from policylang.ranks.messages import LONGEST
 from tests.support.textgraph import GraphBuilder
 
@@ -116,7 +116,7 @@ def run(world: int, episodes: Sequence[Episode], seed: int) -> list[list[str]]:
                 found[rank].append("")
 
     with (
-        mock.patch.object(message_store, "message_store", side_effect=lambda: own.store),
+        mock.patch.object(meeting, "message_store", side_effect=lambda: own.store),
         mock.patch.object(meeting, "_LOOK", QUICK * meeting._LOOK),
     ):
         threads = [threading.Thread(target=rank_in_a_thread, args=(rank,), daemon=True) for rank in range(world)]
@@ -201,7 +201,7 @@ def test_threads_with_groups_of_their_own_never_meet() -> None:
     stores = [MessageStore(rank, lambda: store) for rank in range(2)]
     pools = [ThreadPoolExecutor(3) for _ in range(2)]
     with (
-        mock.patch.object(message_store, "message_store", side_effect=lambda: own.store),
+        mock.patch.object(meeting, "message_store", side_effect=lambda: own.store),
         mock.patch.object(meeting, "_LOOK", QUICK * meeting._LOOK),
         ThreadPoolExecutor(6) as drivers,
     ):
@@ -216,7 +216,7 @@ def test_a_store_that_is_gone_is_said() -> None:
     del server
     gone = MessageStore(1, lambda: client)
     with (
-        mock.patch.object(message_store, "message_store", return_value=gone),
+        mock.patch.object(meeting, "message_store", return_value=gone),
         pytest.raises(PolicyDivergenceError, match="cannot be reached any more") as told,
         comparing("apply"),
     ):
@@ -227,10 +227,10 @@ def test_a_store_that_is_gone_is_said() -> None:
 @pytest.mark.parametrize("text", ["gAOVCg==", "[]", "[" * 100_000, " " * (LONGEST + 1)])
 def test_what_no_rank_has_written_is_said(text: str) -> None:
     store = dist.HashStore()
-    store.set(f"{message_store.PREFIX}/status/1", text)
+    store.set(f"{meeting.PREFIX}/status/1", text)
     ours = MessageStore(0, lambda: store)
     with (
-        mock.patch.object(message_store, "message_store", return_value=ours),
+        mock.patch.object(meeting, "message_store", return_value=ours),
         pytest.raises(PolicyDivergenceError, match="no message of policylang") as told,
         comparing("apply"),
     ):

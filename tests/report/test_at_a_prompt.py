@@ -9,8 +9,9 @@ from importlib.metadata import version
 from attrs import evolve
 
 import policylang
+from policylang.audit.outcome import combined
 from policylang.audit.report import AuditReport, Report, RuleReport, ValuesReport
-from policylang.audit.summary import combined
+from policylang.language.diagnostics import Source
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
 from tests.support.textgraph import CHAIN, facts_of
@@ -46,6 +47,14 @@ def test_a_plan_at_a_prompt_is_one_line() -> None:
     facts = facts_of(CHAIN)
     planned = plan(policylang.parse("recompute everything"), facts, capabilities_for(facts.kind))
     assert repr(planned).startswith("<policylang.Plan: policy policy on a joint graph of 10 nodes: 4 forward values")
+
+
+def test_facts_and_the_result_of_a_check_at_a_prompt_are_one_line() -> None:
+    assert repr(facts_of(CHAIN)).startswith("<policylang.Facts: joint graph of 10 nodes, torch ")
+    found = policylang.check(policylang.parse("recompute everything"), Source("more.apl", "save attenton"))
+    assert repr(found) == "<policylang.CheckResult: 2 files, 1 error, 0 warnings>"
+    assert str(found).startswith("error[APL101]: there is no operator, group or name `attenton`\n --> more.apl:1:6\n")
+    assert str(found).endswith(f"\n\n{found!r}")
 
 
 def test_scalars_for_a_metrics_logger() -> None:

@@ -16,7 +16,7 @@ from policylang.audit.report import DecisionReport
 from policylang.graph.collect import collect
 from policylang.language.shown import format_quantity
 from policylang.simulation.node_times import node_times
-from tests.support.joint import capture_joint
+from tests.graph.captured import joint_of
 from tests.support.models import aliased_output, llama
 
 TEXT = """\
@@ -29,7 +29,7 @@ save everything in block where crosses block
 
 @pytest.fixture(scope="module")
 def joint():
-    return capture_joint(*llama())
+    return joint_of("llama")
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_half_is_called_a_half_and_nothing_is_decided_on_it(joint, policy, kin
     half = copy_of(halves[kind == "backward"])
     report = policylang.report(policylang.apply(half, policylang.parse("save mm; optional fuse all_gather chains")))
     calls = [node for node in half.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-    assert str(report).startswith(f"policy policy: {kind} half of a partition, {len(calls)} operators\n")
+    assert str(report).startswith(f"policy policy: {kind} graph of a partition, {len(calls)} operators\n")
     assert "forward value" not in str(report)
     assert "undecided" not in str(report)
     assert not report.decisions
@@ -147,7 +147,7 @@ def test_a_partitioned_graph_and_either_half_of_it(joint, policy):
         "reason": "",
     }
     assert all(rule in str(report) for rule in TEXT.splitlines())
-    assert "audit       the graphs that came out do what the plan says" in str(report)
+    assert "audit       the changed graphs do what was planned" in str(report)
 
     # Every 2nd of seven products a layer, and attention: q times k, and that times v, for 2 texts and 4 heads of 8.
     attention = 2 * 2 * (2 * 2 * 4 * 8 * 8 * 8)
@@ -197,6 +197,9 @@ def test_what_has_no_report_is_refused_by_name(joint):
     for subject, code, said in (
         ("a string", "APL328", "this is a `str`"),
         (None, "APL328", "this is a `NoneType`"),
+        ([module], "APL328", "this is a `list`"),
+        (torch.compile(module.forward, backend="eager"), "APL328", "this is a `function`"),
+        (torch.compile(module.forward, backend=never_trained), "APL327", "run the model once, with gradients"),
         (copy_of(joint.gm), "APL325", r"`policylang\.apply\(gm, policy\)`"),
         (module, "APL327", "run the model once, with gradients"),
         (never_trained, "APL327", "run the model once, with gradients"),
@@ -209,6 +212,20 @@ def test_what_has_no_report_is_refused_by_name(joint):
         torch.compile(module, backend=never_trained)(*inputs)
     with pytest.raises(policylang.PolicyGraphError, match="with gradients"):
         policylang.report(never_trained)
+
+
+def test_a_compiled_function_has_the_report_of_its_backend():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+    backend = policylang.backend(policylang.parse("save mm, addmm\nrecompute relu"), inner="aot_eager")
+
+    @torch.compile(backend=backend)
+    def loss(x):
+        return model(x).square().mean()
+
+    loss(torch.ones(2, 4)).backward()
+    found = policylang.report(loss)
+    assert found.rules[1].matched == 1
+    assert str(found) == str(policylang.report(backend))
 
 
 def test_a_model_whose_checkpoints_have_not_run_is_told_of_its_checkpoints():
@@ -227,7 +244,7 @@ def test_a_model_whose_checkpoints_have_not_run_is_told_of_its_checkpoints():
 
 def test_the_name_stays_a_function_whatever_is_imported_first():
     script = (
-        "import policylang.report.report_text, policylang.audit.summary, policylang; "
+        "import policylang.report.report_text, policylang.audit.outcome, policylang; "
         "import policylang.errors; assert callable(policylang.report), policylang.report"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from policylang.audit.outcome import combined
 from policylang.audit.report import (
     AuditReport,
     DecisionReport,
@@ -12,7 +13,6 @@ from policylang.audit.report import (
     RuleReport,
     ValuesReport,
 )
-from policylang.audit.summary import combined
 from policylang.language.plain_data import from_plain
 
 MIB = 2**20
@@ -52,7 +52,7 @@ recomputed  3 MiB in 1 value, 2.5 MFLOP, 25% of the forward
 kept        3 matches have a tag of the user's own checkpoint
 expect      saved <= 8 MiB: held, 6 MiB
 warning     p.apl:4: something to know (APL999)
-audit       the graphs that came out do what the plan says"""
+audit       the changed graphs do what was planned"""
 
 
 def test_times_stand_beside_flops():
@@ -95,7 +95,7 @@ def test_a_plan_without_a_partition_claims_no_bytes():
 def test_differences_are_printed_one_by_one():
     text = str(evolve(REPORT, audit=AuditReport(False, ("`mm` was not saved", "`sin` was saved"))))
     assert "audit       `mm` was not saved\naudit       `sin` was saved" in text
-    assert "do what the plan says" not in text
+    assert "do what was planned" not in text
 
 
 def test_a_long_rule_is_cut_and_a_path_is_shortened():

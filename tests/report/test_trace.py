@@ -19,9 +19,8 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import load
 from policylang.operators.names import WAIT
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
-from policylang.planning.inspection.breakdown import breakdown
+from policylang.planning.inspection.breakdown import breakdown, values_at_peak
 from policylang.planning.inspection.communication import communication, placed, places_of, step_in_order
-from policylang.planning.inspection.peak_values import values_at_peak
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.schedule import build_schedule
@@ -87,7 +86,6 @@ def test_an_order_that_moves_nothing_leaves_the_peak_and_the_lines_of_what_is_al
 
 def test_every_collective_starts_and_is_awaited_where_a_slow_search_finds_it(sharded_step: Plan) -> None:
     found = communication(sharded_step)
-    assert found is not None
     for step in (found.planned, found.traced):
         facts, rows = step.facts, list(step.schedule.rows)
         places = places_of(facts, step.schedule)
@@ -160,11 +158,9 @@ def traces(made: Plan) -> list[Trace]:
 def test_a_trace_has_what_the_totals_have() -> None:
     made = ordered_plan(4)
     found = communication(made)
-    assert found is not None
     planned, traced = traces(made)
     assert (planned.title, traced.title) == ("as planned", "as traced")
     for trace, side in zip((planned, traced), (found.planned, found.traced), strict=True):
-        assert side.lanes is not None
         assert trace.names == {0: "compute", 1: "group dp:4"}
         assert trace.exposed == pytest.approx(side.lanes.exposed)
         assert trace.computes == pytest.approx(side.lanes.step - side.lanes.exposed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from policylang.report.trade_off import distinctions
+from policylang.report.plan_comparison import distinctions
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
 from policylang.tuning.tuned_policy import neighbour_words
 

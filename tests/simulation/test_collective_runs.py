@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule
+from policylang.graph.facts import Facts, Schedule
 from policylang.planning.schedule import build_schedule
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import ExposedBy, Lanes, exposed_bounds, lanes, step_time

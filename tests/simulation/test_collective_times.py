@@ -7,7 +7,7 @@ import pytest
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, Ref
 from policylang.language.devices.profile import CollectiveKind as Kind
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate, collective_kind
-from policylang.simulation.collective_times import CollectivePrices
+from policylang.simulation.node_times import CollectivePrices
 from tests.support.textgraph import GraphBuilder
 
 RING = (Network(bandwidth=10.0, latency=1.0),)

@@ -167,7 +167,7 @@ def test_copies_to_the_host_and_back_go_at_the_host_s_pace() -> None:
     assert [*priced(built).seconds] == [0, 8, 8, 0, 0.5 * (4 + 32) / 10]
     assert problem(built, DeviceProfile("alone", {}, Rate.constant(1.0))) == (
         "copy between the device and the host (2 calls)",
-        "add `[host]` with `bandwidth = …`, in bytes per second each way",
+        "add `[host]` with `bandwidth = …`, in bytes per second per direction",
     )
 
 
@@ -183,7 +183,6 @@ def test_what_has_no_formula_is_priced_by_its_bytes_and_named() -> None:
 def problem(built: Built, device: DeviceProfile = FLAT, *, copies: bool = False) -> tuple[str, str]:
     """What is said of a profile that lacks a figure, after `has no figure for`, and what to do."""
     found = lacking(priced(built, device), copies=copies)
-    assert found is not None
     assert found.code == "APL159"
     return found.message.removeprefix(f"the profile of `{device.name}` has no figure for "), found.help or ""
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Ref
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, Ref, Schedule, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.planning.schedule import build_schedule
 from policylang.simulation.node_times import NodeTimes, node_times

@@ -84,7 +84,6 @@ def browser(width: int = 1400) -> Iterator[Browser]:
 
 
 def _port(driver: subprocess.Popen[str]) -> int:
-    assert driver.stdout is not None
     for line in driver.stdout:
         if found := re.search(r"started successfully on port (\d+)", line):
             return int(found.group(1))

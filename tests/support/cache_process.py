@@ -19,19 +19,22 @@ from policylang.backends.caching import code_digest
 
 
 class Halves(nn.Module):
-    """Two graphs, or with ``whole=False`` only the first, which is then the very same graph."""
+    """Two graphs, or with ``whole=False`` only the first, which is then the very same graph. Of products alone, which
+    take Inductor no C++ compiler."""
 
     def __init__(self, whole: bool) -> None:
         super().__init__()
         self.first = nn.Linear(8, 8, bias=False)
-        self.second = nn.Linear(8, 8, bias=False)
+        self.second = nn.Parameter(torch.randn(1, 8, 8))
         self.whole = whole
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x).sin().sin()
+        x = self.first(x)
+        x = x @ x.detach()
         if self.whole:
             torch._dynamo.graph_break()
-            x = self.second(x).cos().cos()
+            x = x[None].bmm(self.second)
+            x = x.bmm(x.detach())
         return x
 
 
@@ -55,7 +58,7 @@ def compile_and_train(job: Job) -> dict[str, Any]:
     model = Halves(job.whole)
     backend = policylang.backend(policylang.parse(job.policy))
     errors: list[str] = []
-    loss = torch.compile(model, backend=backend)(torch.ones(4, 8)).sum()
+    loss = torch.compile(model, backend=backend)(torch.ones(8, 8)).sum()
     try:
         loss.backward()
     except policylang.PolicyMatchError as error:

@@ -8,8 +8,7 @@ from torch import fx
 
 from policylang.backends import copies
 from policylang.graph import marks
-from policylang.graph.facts import Facts, Flag, Phase
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, Phase, Schedule, StepKind
 from policylang.torch_compat.partition import random_state_operators
 
 Steps = list[tuple[StepKind, str, int]]

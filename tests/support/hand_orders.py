@@ -11,8 +11,7 @@ from attrs import evolve
 from torch import fx
 
 import policylang
-from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, Schedule, StepKind
 from policylang.language.syntax import Policy
 from policylang.operators.names import GETITEM, WAITS
 from policylang.planning.graph_edit import Edits

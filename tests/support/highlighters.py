@@ -143,8 +143,6 @@ def textmate_tokens(texts: list[str]) -> list[list[tuple[int, int, list[str]]]]:
     """Begin, end and scopes of each token, as VS Code makes them; skips where node or its packages are missing."""
     tokenizer = _tokenizer()
     asked, answers = tokenizer.stdin, tokenizer.stdout
-    assert asked is not None
-    assert answers is not None
     asked.write(json.dumps(texts) + "\n")
     asked.flush()
     found: list[list[tuple[int, int, list[str]]]] = json.loads(answers.readline())

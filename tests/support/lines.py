@@ -23,7 +23,7 @@ from policylang.planning.planner import plan
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
-ABLE = Capabilities("a half of a partition", rewrites=True, undecided="auto")
+ABLE = Capabilities("a forward or backward graph", rewrites=True, undecided="auto")
 DIMS = ("dp", "tp", "cp", "ep")
 
 

@@ -7,8 +7,7 @@ from math import prod
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, Ref
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Ref, Schedule, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import JOINT

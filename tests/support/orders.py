@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from hypothesis import strategies as st
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref
-from policylang.graph.schedule import Schedule
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref, Schedule, StepKind
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.planning.order.dependencies import Dependencies
+from policylang.planning.plan import OrderPlan
 from policylang.simulation.node_times import NodeTimes
 from tests.support.textgraph import GraphBuilder
 
@@ -29,6 +29,11 @@ def collectives(facts: Facts) -> list[int]:
 def by_edges(facts: Facts) -> Dependencies:
     """What edges alone say."""
     return Dependencies([tuple(each for each in reads if facts.ops[each] == "call_function") for reads in facts.inputs])
+
+
+def names_in_order(order: OrderPlan | None) -> list[str]:
+    """The nodes in the order in which they run; a copy to the host or back is none."""
+    return [order.facts.names[row] for kind, row, _ in order.schedule if kind <= StepKind.SECOND_RUN]
 
 
 def in_order(facts: Facts, order: Sequence[int]) -> Schedule:

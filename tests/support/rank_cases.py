@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import policylang
 from policylang import TracedStep, trace_step
-from policylang.ranks import meeting, message_store
+from policylang.ranks import meeting
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import capture_joint
 from tests.support.rank_faults import Case, Place, gradients
@@ -403,7 +403,7 @@ def fails_in_a_block(error: type[BaseException]) -> Case:
 
 def writes_garbage(at: Place, fault: bool) -> None:
     model = nets(at)
-    with mock.patch.object(message_store, "pack", return_value="gAOVCg==") if fault else nullcontext():
+    with mock.patch.object(meeting, "pack", return_value="gAOVCg==") if fault else nullcontext():
         at.trains(compiled(model, SAVE), model, batch())
 
 

@@ -48,7 +48,7 @@ _PRELOADED = [
     "torch._functorch.aot_autograd",
     "torch._inductor.compile_fx",
     "policylang.backends.torch_compile.backend",
-    "policylang.audit.summary",
+    "policylang.audit.outcome",
     "tests.support.warm",
 ]
 _SILENT = "ended without a word"

@@ -36,7 +36,6 @@ class Result(NamedTuple):
 
     @property
     def audit(self) -> Any:
-        assert self.partition is not None
         return self.partition.audit
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from policylang.language.diagnostics import Source, Span
-from policylang.testing.claims import fences, lifted, lowered
+from policylang.testing.suites import fences, lifted, lowered
 
 PAGE = """# One
 

@@ -21,7 +21,7 @@ from policylang import PolicyMatchError, PolicyWarning, TracedStep, trace_step
 from policylang.graph import marks
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.inputs import raw_path
+from policylang.graph.phases import raw_path
 from tests.support import models
 from tests.support.models import ZOO
 from tests.tracing.steps import Net, calls, eager_step, loss_of, mean_square, net, phase, trace
@@ -332,7 +332,7 @@ def test_another_policy_is_refused_before_anything_changes() -> None:
 
 
 def test_a_step_that_was_given_no_policy_says_so_once() -> None:
-    says_so_once(trace_step(wrapped(), loss_fn, batch()), "carries nothing out")
+    says_so_once(trace_step(wrapped(), loss_fn, batch()), "applies nothing")
     with nothing_said():
         trace_step(wrapped(), loss_fn, batch()).apply(POLICY)(batch())
 
@@ -344,7 +344,7 @@ def test_checkpoints_of_the_users_own_that_nothing_carries_out_say_so_once() -> 
                 x = checkpoint(layer, x, use_reentrant=False)
             return x.sin()
 
-    says_so_once(trace_step(Plain(), loss_fn, batch()), "nothing carries them out")
+    says_so_once(trace_step(Plain(), loss_fn, batch()), "nothing applies them")
     with nothing_said():
         trace_step(Model(), loss_fn, batch())(batch())
         another = trace_step(Plain(), loss_fn, batch()).apply(policylang.parse("undecided -> auto"))
@@ -375,7 +375,7 @@ def test_a_real_model_traces_as_before() -> None:
     example = models.llama()
     model = policylang.checkpoint_model(example.module, "llama3_sac", strict=True)
     traced = trace_step(model, loss_of(example), *example.inputs)
-    with pytest.warns(PolicyWarning, match="carries nothing out"):
+    with pytest.warns(PolicyWarning, match="applies nothing"):
         _, found = traced(*example.inputs)
     _, expected = eager_step(model, loss_of(example), *example.inputs)
     assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in found)

@@ -12,8 +12,7 @@ from itertools import chain, combinations
 from random import Random
 
 from policylang.api.load import parse
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, StepKind, returns_memory_of_input
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import Capabilities

@@ -17,7 +17,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.api.load import bundled_policies, load, parse
+from policylang.api.load import load, parse
 from policylang.errors import PolicyError
 from policylang.graph import snapshot
 from policylang.graph.blocks import BlockTable, blocks_of
@@ -25,10 +25,11 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
+from policylang.language.files import bundled_policies
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
-from policylang.planning.checkpoints import leaves_block
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
+from policylang.planning.schedule import leaves_block
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.streams import step_time
 from policylang.tuning.choices import NONE, choices_of
@@ -312,7 +313,6 @@ def test_without_the_solver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_on_every_architecture_the_planner_agrees_with_each_point(name: str) -> None:
     device = read_device("h100-sxm")
-    assert isinstance(device, DeviceProfile)
     graphs = [(joint.gm, JOINT) for joint in capture_joints(*ZOO[name]())]
     graphs.append((trace(ZOO[name]()).gm, FLAT))
     for gm, path in graphs:

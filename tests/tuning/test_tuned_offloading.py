@@ -26,9 +26,9 @@ from policylang.tuning.evaluation import Budget, Candidate, Tuned
 from policylang.tuning.lower_hull import bound_at
 from policylang.tuning.phrases import Option
 from policylang.tuning.tuner import Tuner
-from tests.support.flat_graphs import Flat, flat_graph
+from tests.graph.captured import flat_of
+from tests.support.flat_graphs import Flat
 from tests.support.hand import same_bits
-from tests.support.models import ZOO
 from tests.support.tuned_graphs import DEVICE, stacked, tuner_of
 
 BLOCKS = 6
@@ -91,7 +91,6 @@ def test_more_memory_never_costs_time_and_copies_never_do(bandwidth: float, figu
         limit = least + float(share) * (tuner.memory(high, Budget(figure, 0)) - least)  # type: ignore[arg-type]
         budget = Budget(figure, limit)  # type: ignore[arg-type]
         found, other = tuner._picked(budget), plain._picked(budget)
-        assert found is not None
         assert tuner.memory(found, budget) <= limit
         assert found.price <= before + 1e-9 * tuner.forward
         before = found.price
@@ -102,7 +101,6 @@ def test_more_memory_never_costs_time_and_copies_never_do(bandwidth: float, figu
 def test_a_budget_that_nothing_recomputed_meets_is_met_with_copies() -> None:
     smallest = without()[0]
     found = offloading(FAST).tuned(Budget("peak", smallest.peak - 1))
-    assert isinstance(found, Tuned)
     assert found.chosen.offloaded > 0
     assert found.chosen.peak < smallest.peak
 
@@ -111,8 +109,6 @@ def test_over_a_fast_link_less_runs_again() -> None:
     smallest, fastest = without()
     middle = Budget("peak", (smallest.peak + fastest.peak) / 2)
     found, plain = offloading(FAST)._picked(middle), tuner_of(BLOCKS)._picked(middle)
-    assert found is not None
-    assert plain is not None
     assert found.price < 0.5 * plain.price
 
 
@@ -121,7 +117,6 @@ def test_over_a_slow_link_nothing_is_moved_unless_it_must_be() -> None:
     for budget in budgets():
         if budget.limit >= smallest.peak:
             found = tuner._picked(budget)
-            assert found is not None
             assert not found.offloaded
             assert found == tuner_of(BLOCKS)._picked(budget)
 
@@ -130,7 +125,6 @@ def test_over_a_slow_link_nothing_is_moved_unless_it_must_be() -> None:
 def test_each_line_decides_something(share: float) -> None:
     low, high = offloading(FAST).smallest(Budget("peak", 0)).peak, without()[1].peak
     found = offloading(FAST)._picked(Budget("peak", low + share * (high - low)))
-    assert found is not None
     whole, lines = fates_under(found.rules), found.rules.splitlines(keepends=True)
     for at in range(len(lines)):
         rest = "".join(lines[:at] + lines[at + 1 :])
@@ -164,24 +158,21 @@ def test_a_share_of_the_forward_holds_what_is_waited_for_too() -> None:
     tuner = offloading(MIDDLING)
     found = [tuner.tuned(Budget("recompute time", share)) for share in (0.0, 0.1, 0.5)]
     for share, each in zip((0.0, 0.1, 0.5), found, strict=True):
-        assert isinstance(each, Tuned)
         assert each.chosen.price <= share * tuner.forward
 
 
 @pytest.fixture(scope="module")
 def flat() -> Flat:
-    return flat_graph(ZOO["mlp"]())
+    return flat_of("mlp")
 
 
 def tuned_on(facts: Facts, share: float) -> Candidate:
     device = DeviceProfile("small", {"float32": Rate.constant(1e9)}, Rate.constant(1e9), host_bandwidth=1e12)
     tuner = Tuner(facts, node_times(facts, device), FLAT, offload=True)
     plain = Tuner(facts, node_times(facts, device), FLAT)
-    assert plain.save_all is not None
     least = tuner.smallest(Budget("saved", 0)).saved
     budget = Budget("saved", least + share * (plain.save_all.saved - least))
     found, other = tuner._picked(budget), plain._picked(budget)
-    assert found is not None
     assert found.saved <= budget.limit
     assert other is None or found.price <= other.price
     return found
@@ -197,7 +188,6 @@ def test_a_traced_step_that_copies_has_the_bits_that_it_had(flat: Flat) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "t5", "vit", "mixtral", "tutorial", "llama3_8b", "fsdp", "resnet50"])
 def test_real_models_fit_at_twelve_budgets_and_copies_never_cost_time(name: str) -> None:
     profile = read_device("h100-sxm")
-    assert isinstance(profile, DeviceProfile)
     facts = read_any(f"docs/graphs/{name}.graph")
     capabilities = JOINT if facts.kind is GraphKind.JOINT else FLAT
     times = node_times(facts, profile)
@@ -208,7 +198,6 @@ def test_real_models_fit_at_twelve_budgets_and_copies_never_cost_time(name: str)
     for share in np.linspace(0, 1, 12):
         budget = Budget("peak", low.peak + float(share) * (high.peak - low.peak))
         found, other = tuner._picked(budget), plain._picked(budget)
-        assert found is not None
         assert found.peak <= budget.limit
         assert found.rules.count("\n") <= 10
         assert found.price <= before + 1e-9 * tuner.forward

@@ -20,11 +20,11 @@ from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
 from policylang.simulation.node_times import node_times
 from policylang.tuning.budgets import infeasible
-from policylang.tuning.evaluation import Besides, Budget, Infeasible, Tuned
+from policylang.tuning.evaluation import Besides, Budget, Infeasible
 from policylang.tuning.tuned_policy import at_most, rounded_up
 from policylang.tuning.tuner import Tuner
+from tests.graph.captured import flat_of
 from tests.support.compiled import assert_bitwise_equal, train
-from tests.support.flat_graphs import flat_graph
 from tests.support.hand import same_bits
 from tests.support.joint import capture_joints
 from tests.support.models import ZOO
@@ -231,8 +231,8 @@ LOGITS = """
 
 def test_the_logits_in_the_way():
     found = refused(policylang.PolicyMatchError, facts_of(LOGITS, GraphKind.JOINT), peak="20 MiB")
-    (line,) = [each for each in found.details if each.startswith("in the way")]
-    assert line.startswith("in the way: the logits and what is made of them, 32 MiB in 2 values as wide as the vocabul")
+    (line,) = [each for each in found.details if each.startswith("too large")]
+    assert line.startswith("too large: the logits and what is made of them, 32 MiB in 2 values as wide as the vocabul")
     assert "such as `log" in line
 
 
@@ -243,12 +243,12 @@ def test_the_logits_in_the_way():
         (
             tuned_graph(1),
             GraphKind.BACKWARD,
-            "the graph is the backward half of a partition, where all has been decided",
+            "the graph is the backward graph of a partition, where all is decided",
         ),
         (
             "%x = input bytes=4\n%a = aten.sin.default(%x) bytes=4\noutput(%a)",
             GraphKind.FORWARD,
-            "the graph is the forward half of a partition, or of a forward alone: without its backward nothing is kept",
+            "the graph is a partition's forward graph, or of a forward alone: without its backward nothing is kept",
         ),
         (
             "%x = input bytes=4\n%a = aten.sin.default(%x) bytes=4\noutput(%a)",
@@ -303,7 +303,7 @@ def test_a_path_is_named_and_one_that_decides_nothing_refused(folder):
     assert checked.errors == 0
     refusal = refused(policylang.PolicyGraphError, folder / "small.graph", peak="500 MiB", path="half")
     assert refusal.code == "APL630"
-    assert refusal.message.startswith("a half of a partition is given a policy's rewrites alone")
+    assert refusal.message.startswith("a forward or backward graph is given a policy's rewrites alone")
 
 
 def test_no_budget_says_what_the_device_has(folder):
@@ -368,16 +368,14 @@ CPU_DEVICE = DeviceProfile("small", {"float32": Rate.constant(1e9)}, Rate.consta
 def _halfway(facts: Facts, capabilities: Capabilities) -> str:
     """What is chosen where half as much may be kept as there is to keep."""
     tuner = Tuner(facts, node_times(facts, CPU_DEVICE), capabilities)
-    assert tuner.save_all is not None
     found = tuner.tuned(Budget("saved", tuner.save_all.saved / 2))
-    assert isinstance(found, Tuned)
     assert found.chosen.recompute > 0
     return found.chosen.rules
 
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_a_flat_graph_has_the_bits_that_it_had(name: str) -> None:
-    flat = flat_graph(ZOO[name]())
+    flat = flat_of(name)
     same_bits(flat, _halfway(collect(flat.gm), FLAT))
 
 

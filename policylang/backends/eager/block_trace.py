@@ -23,7 +23,7 @@ from policylang.graph.marks import BACKWARD, FORWARD, PHASE
 from policylang.operators.names import GETITEM
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
 from policylang.torch_compat.tracing import fake_tensor_mode
-from policylang.tracing.marks import name_input
+from policylang.tracing.capture import name_input
 
 _READER = torch.ops.aten.alias.default
 """Stands for whatever of the backward reads a saved value."""

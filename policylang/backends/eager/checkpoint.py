@@ -23,7 +23,7 @@ from policylang.backends.eager.fsdp_prefetch import put_order_on, refuse_for_one
 from policylang.backends.eager.region import runs_for_backward, stands_aside
 from policylang.backends.eager.session import BlockCall, Contexts, Session, innermost, session_behind, this_thread
 from policylang.graph import marks
-from policylang.graph.inputs import normalise
+from policylang.graph.phases import normalise
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
 
@@ -122,10 +122,14 @@ def take_off(model: nn.Module) -> None:
     """Have a model and its blocks run as they did before they were given a policy. Raises ``PolicyGraphError`` where
     the forward of a block was replaced since: what replaced it calls the checkpoint."""
     _refuse_replaced({module: normalise(path)[1] for path, module in model.named_modules()})
-    for module in model.modules():
+    modules = list(model.modules())
+    had_checkpoints = any(None in _known.get(module, {}) for module in modules)
+    for module in modules:
         _known.get(module, {}).pop(None, None)
         take_order_off(module)
         _take_off(module)
+    if not had_checkpoints and any(_known.get(module) for module in modules):
+        problems.warn(problems.NOT_TAKEN_OFF.diagnostic(name=problems.block(model, "")))
 
 
 def _refuse_replaced(modules: Mapping[nn.Module, str]) -> None:

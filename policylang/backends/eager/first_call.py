@@ -42,8 +42,8 @@ from policylang.backends.eager.origins import (
     written_by,
 )
 from policylang.backends.eager.surroundings import Before
-from policylang.graph.inputs import MODULE_ANNOTATION
 from policylang.graph.marks import annotated
+from policylang.graph.phases import MODULE_ANNOTATION
 from policylang.torch_compat.distributed import is_of_fsdp, mesh_groups
 from policylang.torch_compat.eager import (
     DispatchMode,

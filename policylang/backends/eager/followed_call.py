@@ -9,7 +9,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from policylang.backends import tags
+from policylang.backends import finalize
 from policylang.backends.copies import await_copies
 from policylang.backends.eager import problems
 from policylang.backends.eager.block_trace import BlockTrace
@@ -36,9 +36,9 @@ from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.calls import describe, statistics_positions, updated_statistics
 from policylang.operators.names import Category
-from policylang.planning.checkpoints import kept_rows
 from policylang.planning.liveness import SavedForBackward, saved_and_recomputed
 from policylang.planning.plan import Plan
+from policylang.planning.schedule import kept_rows
 from policylang.planning.value_outcome import Decision
 from policylang.torch_compat.eager import running_backward, storage_address, storage_is_freed, version
 from policylang.torch_compat.graphs import outside_of_modes
@@ -125,7 +125,7 @@ class PlannedInstructions(Instructions):
     def decided_by(self, at: int) -> str:
         row = self.rows[at] if at < len(self.rows) else -1
         decision = self.plan.decisions[row] if row >= 0 else None
-        return "" if decision is None else tags.provenance(self.plan, decision)
+        return "" if decision is None else finalize.provenance(self.plan, decision)
 
 
 def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:

@@ -23,16 +23,16 @@ from policylang.backends.path import raise_errors
 from policylang.graph.facts import GraphKind
 from policylang.graph.textual import GraphBuilder
 from policylang.language.diagnostics import Diagnostic, prefixed, removed
+from policylang.language.selectors import tests_of
 from policylang.language.shown import counted, listed
 from policylang.language.syntax import TIMES, Bucket, Compare, Policy, Prefetch, Scheduling
-from policylang.language.walk import tests_of
 from policylang.planning.capabilities import EAGER
-from policylang.planning.decisions.fsdp_parameters import FsdpParameter, FsdpParameters, gathers_matching
+from policylang.planning.decisions.rule_warnings import FsdpParameter, FsdpParameters, gathers_matching
 from policylang.planning.order.statements import cannot_order
 from policylang.ranks.comparison import comparing
 from policylang.torch_compat.distributed import gathered_ahead, is_sharded, lies_within_another, own_class, ran_forward
 
-_NOT_YET = "`fully_shard` is not told: no forward of the model has run in eager"
+_NOT_YET = "`fully_shard` is not set up: no forward of the model has run in eager"
 _LEFT = "left: an eager checkpoint has no order of collectives"
 Lists = Mapping[nn.Module, tuple[Sequence[nn.Module], Sequence[nn.Module]]]
 """By sharded module, the modules it gathers ahead in the forward and in the backward."""

@@ -170,7 +170,7 @@ class HeldResult:
         if found == self.memory:
             return ""
         resized = [size for _, size in found] != [size for _, size in self.memory]
-        return "its memory was let go or resized" if resized else "that was written to in place"
+        return "its memory was freed or resized" if resized else "that was written to in place"
 
 
 @frozen(eq=False)

@@ -10,8 +10,8 @@ from torch import nn
 from policylang.backends.refusals import Problem
 from policylang.errors import PolicyWarning
 from policylang.language.diagnostics import Diagnostic
-from policylang.planning.checkpoints import WHOLE_GRAPH
 from policylang.planning.refusals import NO_SUCH_BLOCKS, PATH_CANNOT
+from policylang.planning.schedule import WHOLE_GRAPH
 
 AROUND_IT = "the model around this checkpoint"
 _COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of the model takes the same backend"
@@ -20,7 +20,7 @@ _COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of
 DRIFTED = Problem(  # in the forward: another operator than in the first call
     "APL393",
     "{name} runs {came} as operator {number}, where {expected} was recorded",
-    "what follows is recomputed in this call, and the next one is observed again; "
+    "this call recomputes the rest, and the next call is recorded again; "
     "look for a counter, a flag or a random choice that changes what the block runs",
 )
 DIVERGED = Problem(  # in the recomputation: another operator than in its forward
@@ -31,7 +31,7 @@ DIVERGED = Problem(  # in the recomputation: another operator than in its forwar
 OTHER_NUMBER = Problem(
     "APL393",
     "the recomputation of {name} calls `{operator}` (operator {number}) with {now}, where its forward did with {then}",
-    "keep what counts or draws in an attribute or a buffer of the block, or hand it over as an argument",
+    "keep what counts or draws in an attribute or a buffer of the block, or pass it as an argument",
 )
 NO_LIST = Problem(
     NO_SUCH_BLOCKS,
@@ -55,8 +55,8 @@ RUNS_TRANSFORMED = Problem(  # only a warning: the numbers are right
 )
 HOOKED = Problem(  # only a warning: the numbers are right
     "APL399",
-    "{name} hands all that its backward reads to hooks of its own, and nothing is left for a policy to decide",
-    "take `save_on_cpu` or `saved_tensors_hooks` out of the block, or put them around the whole model",
+    "{name} sets hooks for its saved tensors, and nothing is left for a policy to decide",
+    "take `save_on_cpu` or `saved_tensors_hooks` out of the block, or use them around the whole model",
 )
 NOTHING_YET = Problem(  # only a warning: another block may have what the rule names
     "APL359",
@@ -90,7 +90,7 @@ OWN_CHECKPOINT = Problem(  # around all of its forward, and inside ours
 )
 AROUND_OURS = Problem(  # only a warning, as the next two: the numbers are right
     "APL426",
-    "the checkpoint of {name} lies in another one, which runs all of it once more than the policy says",
+    "the checkpoint of {name} is inside another one, which runs all of it once more than the policy asks for",
     _ONE_CHECKPOINT,
 )
 IN_BACKWARD = Problem(
@@ -105,11 +105,16 @@ IN_PLACE_OF_OURS = Problem(
     "a trainer that has `activation_checkpointing` or `gradient_checkpointing` among its arguments sets its own "
     "checkpoints: give it the function there, or switch that off",
 )
+NOT_TAKEN_OFF = Problem(
+    "APL426",
+    "{name} has no checkpoints of `checkpoint_model` to remove, and those with a function of `context_fn` stay",
+    "checkpoint with `use_reentrant=False` alone, or none: `model.gradient_checkpointing_disable()` in Transformers",
+)
 FIRST_FSDP = Problem(
     "APL394",
-    "{part}, which runs inside the checkpoint of {name}, is a `FullyShardedDataParallel`: it takes its weights "
-    "apart in its forward, and in another way when it is run again",
-    "put `FullyShardedDataParallel` around the block's checkpoint, or shard with `fully_shard`",
+    "{part}, which runs inside the checkpoint of {name}, is a `FullyShardedDataParallel`: it splits its "
+    "weights in its forward, and in another way when it is recomputed",
+    "wrap the block's checkpoint in `FullyShardedDataParallel`, or shard with `fully_shard`",
 )
 RUN_TWICE = Problem(
     "APL394",
@@ -119,7 +124,7 @@ RUN_TWICE = Problem(
 REPLACED = Problem(
     "APL427",
     "the forward of {name} was replaced since it was given a checkpoint, and what replaced it calls the checkpoint",
-    "undo that first; `policylang.checkpoint_model` takes a policy off, or exchanges it, before that is put there",
+    "undo that first; `policylang.checkpoint_model` removes or replaces a policy before that",
 )
 CHANGED = Problem(
     "APL395",
@@ -161,7 +166,7 @@ COMPILED = Problem(  # by another compiler than policylang's
 )
 COMPILED_PART = Problem(
     "APL396",
-    "{part} is compiled, and it is a part of {name}: the policy of a block is not carried out on a part of it",
+    "{part} is compiled, and it is a part of {name}: the policy of a block is not applied to a part of it",
     f"compile the whole block: {_COMPILE}",
 )
 NEEDS_A_COMPILER = Problem(  # torch's own error speaks of dispatch modes
@@ -178,12 +183,12 @@ TRACES_AGAIN = Problem(  # `torch.cond` and what is like it
 LEFT_ALONE = Problem(
     "APL396",
     "{names} was to be compiled, and `torch.compile` ran it as it is",
-    "`TORCH_LOGS=recompiles,graph_breaks` says why; `torch._dynamo.config.recompile_limit` is one reason",
+    "`TORCH_LOGS=recompiles,graph_breaks` shows why; `torch._dynamo.config.recompile_limit` is one reason",
 )
 RUNS_UNCOMPILED = Problem(  # only a warning: what the compiler leaves to eager, the checkpoint follows
     "APL396",
     "{name} was to be compiled, and `torch.compile` runs it as it is: the policy is followed operator by operator",
-    "`TORCH_LOGS=recompiles,graph_breaks` says why",
+    "`TORCH_LOGS=recompiles,graph_breaks` shows why",
 )
 NOT_FULLY_SHARDED = Problem(
     "APL387",
@@ -228,7 +233,7 @@ WITHOUT_ROOT = Problem(
 )
 TOLD_OTHERWISE = Problem(
     "APL390",
-    "{name} was told to gather {wanted} ahead in the {half}, and is told to gather {is_so} by now",
+    "{name} was set to gather {wanted} ahead in the {half}, and is now set to gather {is_so}",
     "leave what FSDP gathers ahead to the policy, or take the line out of it",
 )
 ONE_OF_THE_BLOCKS = Problem(

@@ -36,13 +36,13 @@ from policylang.backends.records import AppliedPlan, announce
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.blocks import BlockTable, blocks_of
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import StepKind
 from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.globs import PathGlob
 from policylang.language.syntax import Policy
-from policylang.planning.checkpoints import BlockContext
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import MATCHES_NOTHING
+from policylang.planning.schedule import BlockContext
 from policylang.ranks.comparison import AgreedAccounts, agree_on_collectives, comparing, tell_stopped
 from policylang.ranks.rank_account import GraphRun
 from policylang.torch_compat.compilers import compiled_in_place, compiler_of, is_compiled
@@ -111,7 +111,7 @@ class EagerPath(BackendPath):
     checkpoint follows the plan operator by operator."""
 
     name: ClassVar[str] = "eager"
-    front: ClassVar[str] = "policylang.backends.torch_compile.hooks:of_checkpoints"
+    front: ClassVar[str] = "policylang.backends.torch_compile.backend:of_checkpoints"
 
     def refuse(self, found: Sequence[Diagnostic], deferred: Collection[str]) -> None:
         """All or nothing: what other blocks may answer is raised with what none can."""

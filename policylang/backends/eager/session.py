@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary, WeakSet, finalize, ref
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
-from policylang.backends.compiled_graphs import CompiledGraph
 from policylang.backends.copies import pool
 from policylang.backends.eager import problems
 from policylang.backends.eager.first_call import Observation, Observer, gathers_aside, moments, unseen_since, watched
@@ -33,6 +32,7 @@ from policylang.backends.eager.region import (
     traced_for_others,
 )
 from policylang.backends.fsdp_weights import NamedBlock
+from policylang.backends.records import CompiledGraph
 from policylang.backends.refusals import refuse_another
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
@@ -513,7 +513,5 @@ class CheckpointContext:
     def _leave(self, finished: bool) -> None:
         mode, self.mode = self.mode, None
         self._contexts.close()
-        if self.first is not None and self.first.call is not None:
-            self.first.call.fetched = False
         if isinstance(mode, ForwardMode | RecomputeMode) and finished:
             mode.end()

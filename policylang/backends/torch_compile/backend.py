@@ -1,4 +1,13 @@
-"""A backend of ``torch.compile`` under one policy, over Inductor or over AOTAutograd alone."""
+"""A policy under ``torch.compile``: a backend over Inductor or AOTAutograd alone, a pass, or a partitioner.
+
+In a list of passes, a pass does what ``policylang.apply`` does. Behind a hook of Inductor's it writes tags for the
+partitioner that comes next, PyTorch's min-cut, which knows no others than these; nobody audits what that makes of them;
+and where Inductor takes a graph from its caches, the pass is not called at all.
+
+Behind ``custom_partitioner_fn`` nobody wraps the compiled graph, as ``policylang.backend`` does. So every graph is
+checked against the whole policy, and where something has to happen before a graph runs that a cache would leave out
+(ranks compare plans, process groups are made), the caches of other processes are not used.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +17,9 @@ import operator
 import re
 import sys
 import time
+import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
@@ -17,31 +27,202 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from attrs import evolve
-from torch import fx
+from torch import fx, nn
 from torch.fx.node import map_arg
 
 from policylang.backends import caching, refusals
-from policylang.backends.compiled_graphs import CompiledGraph, GraphUse, described, of_backend, of_model
+from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.session import Session, innermost, session_behind
+from policylang.backends.finalize import HookPath
 from policylang.backends.fsdp_weights import weights_among, weights_of_blocks
-from policylang.backends.joint import JointPartitioner
+from policylang.backends.joint import JointPartitioner, partitions
+from policylang.backends.path import apply_policy
+from policylang.backends.records import (
+    AppliedPlan,
+    CompiledGraph,
+    Findings,
+    GraphUse,
+    described,
+    findings_of,
+    of_backend,
+    of_model,
+)
 from policylang.backends.runtime import PREFIX
 from policylang.backends.torch_compile import inductor
-from policylang.backends.torch_compile.inductor import Inner
+from policylang.backends.torch_compile.inductor import Inner, KeyedPartitioner, KeyedPass
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.graph import marks
-from policylang.graph.inputs import attribute, normalise, raw_path
+from policylang.graph.collect import collect
+from policylang.graph.facts import GraphKind
+from policylang.graph.phases import attribute, normalise, raw_path
 from policylang.language.diagnostics import Diagnostic, Source, Span
 from policylang.language.shown import listed
 from policylang.language.syntax import Blocks, Policy
-from policylang.planning import model_wide_errors
+from policylang.planning import statement_errors
 from policylang.planning.decisions.rule_warnings import telling_apart
 from policylang.planning.digest import digest_of
 from policylang.ranks.comparison import AgreedAccounts, comparing
 from policylang.torch_compat import compilers
 from policylang.torch_compat.compilers import FrameLeft, is_profiling, named_range
+from policylang.torch_compat.distributed import mesh_ranks
 from policylang.torch_compat.eager import compiled_around
+
+WRONG_HOOK = refusals.Problem(
+    "APL331",
+    "behind `{hook}` this is a {kind} graph, where nothing is decided about what is saved",
+    "set `joint_custom_post_pass`; lines that rewrite or order collectives are applied here by "
+    "`policylang.backend`, or by a pass in your list of passes",
+)
+ORDER_NOT_KEPT = refusals.Problem(
+    "APL344",
+    "the order that this line gives is not kept behind `custom_partitioner_fn`: Inductor sorts both graphs anew",
+    "compile with `policylang.backend`, which has Inductor keep it",
+)
+
+
+class PolicyPass(KeyedPass):
+    """The result of :func:`pass_`."""
+
+    def __init__(self, policy: Policy, mesh: Any = None, agree: bool = True) -> None:
+        self.policy = policy
+        self.mesh = mesh
+        self.agree = agree
+        self.__name__ = f"apl_{policy.name}"  # what lists of passes call it in their logs
+        ranks = () if mesh is None else (tuple(mesh.mesh_dim_names or ()), mesh_ranks(mesh))
+        self._key = f"{caching.policy_key(policy, root='')}:{ranks!r}"
+
+    def __repr__(self) -> str:
+        return f"policylang.pass_({self.policy.name!r})"
+
+    def __call__(self, graph: fx.Graph | fx.GraphModule, *ignored: Any, **also_ignored: Any) -> fx.GraphModule | None:
+        """Apply the policy, in place. The other arguments of passes (example inputs) are not needed. Raises as
+        ``policylang.apply`` does, and behind a hook with what cannot be done there."""
+        if isinstance(graph, fx.GraphModule):
+            return apply_policy(graph, self.policy, self.mesh, agree=self.agree)
+        if not isinstance(graph, fx.Graph):
+            raise refusals.not_a_graph(graph, "a pass is called with a graph module or a graph")
+        owner = graph.owning_module
+        gm = owner if owner is not None else fx.GraphModule(nn.Module(), graph)
+        hooks = compilers.hooks_that_hold(self)
+        if not hooks:
+            apply_policy(gm, self.policy, self.mesh, agree=self.agree)
+            return None
+        try:
+            self._tag(gm, hooks)
+        except PolicyError as error:
+            raise compilers.through_dynamo(error, sys._getframe()) from None
+        return None
+
+    def _tag(self, gm: fx.GraphModule, hooks: tuple[str, ...]) -> None:
+        """Write the policy's tags on a joint graph, for min-cut."""
+        facts = collect(gm, mesh=self.mesh)
+        if facts.kind is GraphKind.FORWARD and all(name.startswith("joint_") for name in hooks):
+            return  # a model that runs without gradients: it keeps nothing, so nothing is decided
+        path = HookPath()
+        if facts.kind not in path.entry.kinds:
+            raise WRONG_HOOK.error(hook=hooks[0], kind=facts.kind.value)
+        path.apply(gm, self.policy, facts)
+
+
+_INDUCTOR = "inductor"
+"""Inductor's name for itself when it calls a partitioner."""
+_THIS_PROCESS = uuid.uuid4().hex
+
+
+class PolicyPartitioner(KeyedPartitioner):
+    """The result of :func:`partitioner`."""
+
+    def __init__(self, policy: Policy, root: str = "", agree: bool = True) -> None:
+        self.policy = policy
+        self.root = root
+        self.agree = agree
+        self._partitioner = JointPartitioner(policy, root=root)
+        self._key = caching.policy_key(policy, root=root)
+        self.findings: list[Findings] = []
+        """The findings on each graph that it split in this process, in order."""
+        self._known: dict[int, AgreedAccounts] = {}
+        """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
+
+    def __repr__(self) -> str:
+        root = f", root={self.root!r}" if self.root else ""
+        return f"policylang.partitioner({self.policy.name!r}{root})"
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split a joint graph. Raises as ``policylang.partition`` does, and ``PolicyMatchError`` for a policy that
+        schedules if Inductor is going to compile the result: nothing makes it keep the order."""
+        known = self._known.setdefault(compilers.code_being_compiled(), [])
+        topic = inductor.topic_of("splitting", "a joint graph", self.root)
+        settings = inductor.comparable_settings
+        try:
+            if self.policy.scheduling and options.get("compiler") == _INDUCTOR:
+                raise ORDER_NOT_KEPT.refused(self.policy.scheduling[0].span)
+            with comparing(topic, self.agree, known=known, settings=settings), partitions() as done:
+                halves = self._partitioner(gm, joint_inputs, **options)
+        except PolicyError as error:
+            if not compilers.dynamo_graphs():
+                raise
+            raise compilers.through_dynamo(error, sys._getframe()) from None
+        self.findings.extend(findings_of(each.applied) for each in done)
+        return halves
+
+    def uuid(self) -> str:
+        """Identifies the partitioner in the keys of torch's caches, with all that it would read of Dynamo's graph and
+        that is not in the graph's code."""
+        context = caching.context_of(compilers.dynamo_graphs())
+        surroundings = caching.groups_key(self.policy), caching.formulas_key()
+        compares = self.agree and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        # where something has to happen before a graph runs, the caches of other processes are kept away
+        process = _THIS_PROCESS if compares or self.policy.rewrites else ""
+        return ":".join((self._key, context, *surroundings, process))
+
+    def __copy__(self) -> PolicyPartitioner:
+        return self
+
+    def __deepcopy__(self, memo: object) -> PolicyPartitioner:
+        return self
+
+
+def of_compiled(subject: Any) -> Sequence[Findings] | None:
+    """The findings by graph and module that runs it, in order of compilation; None where it is not compiled by us."""
+    if isinstance(subject, PolicyPartitioner):
+        return tuple(subject.findings)
+    uses = graph_uses_of(subject)
+    return None if uses is None else _findings(uses)
+
+
+def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
+    """The findings by block and kind of call, in the order of the blocks; then by graph compiled in checkpoints or
+    around them, and module that runs it. None without a checkpoint of ours."""
+    sessions = sessions_of(subject)
+    if not sessions:
+        return None
+    found: list[Findings] = []
+    for region in (region for session in sessions for region in session.regions.values()):
+        for kept in region.kept.values():
+            each = findings_of(AppliedPlan("eager", kept.instructions.plan, kept.audit))
+            found.append(evolve(each, report=evolve(each.report, label=region.root)))
+    compiled = [session for session in sessions if session.compiled]
+    if not compiled:
+        return found
+    # of the whole subject, where it is a model of which only parts are checkpoints
+    modules = [subject] if isinstance(subject, nn.Module) else [block for each in compiled for block in each.regions]
+    uses = [use for module in modules for use in graph_uses_of(module) or ()]
+    if not uses:
+        uses = [GraphUse(graph) for session in compiled for graph in session.graphs]
+    return [*found, *_findings(uses)]
+
+
+def _findings(uses: Iterable[GraphUse]) -> list[Findings]:
+    """The findings of a graph as often as modules run it: each of them keeps what the graph keeps. With what the
+    generated code was read to do, which is known of the backward only once that has run."""
+    return [
+        found if use.graph.code is None else evolve(found, report=evolve(found.report, code=use.graph.code.reports()))
+        for use in uses
+        for _ in range(use.modules)
+        for found in use.graph.findings
+    ]
 
 
 def watched(
@@ -76,9 +257,8 @@ _THROUGH_FORWARD = re.compile(r"(\.forward)+\.__self__")
 
 
 def take_out(gm: fx.GraphModule) -> tuple[tuple[Session, ...], Session | None]:
-    """Put the content of each checkpoint of ours in its place, also where checkpoints lie in one another. Returns the
-    sessions that they belonged to; and, where the graph was one checkpoint and nothing beside it, the session of whose
-    model it is a block, compiled on its own."""
+    """Inline each checkpoint of ours, nested ones included. Returns their sessions; and, if the graph was one
+    checkpoint and nothing else, the session of the model whose block it is, compiled separately."""
     found: dict[Session, None] = {}
     calls = [node for node in gm.graph.nodes if node.op.startswith("call_") and node.target is not operator.getitem]
     only = _behind(gm, calls[0]) if len(calls) == 1 else None
@@ -126,7 +306,7 @@ def is_part_of_block(gm: fx.GraphModule, session: Session) -> bool:
 
 
 def _inline(module: fx.GraphModule, node: fx.Node, body: fx.GraphModule) -> list[fx.Node]:
-    """The nodes that came in the place of a checkpoint."""
+    """The nodes that replace a checkpoint."""
     inputs = body.graph.find_nodes(op="placeholder")
     values: dict[fx.Node, Any] = dict(zip(inputs, node.args[1:], strict=True))
     with module.graph.inserting_before(node):
@@ -175,7 +355,8 @@ _never_applied: dict[int, tuple[str, int]] = {}
 
 
 class PolicyBackend:
-    """What :func:`backend` returns: hand it to ``torch.compile(backend=...)`` or to ``module.compile(backend=...)``."""
+    """The result of :func:`backend`: pass it to ``torch.compile(backend=...)`` or to
+    ``module.compile(backend=...)``."""
 
     def __init__(self, policy: Policy, *, inner: Inner = "inductor", root: str = "", agree: bool = True) -> None:
         self.__name__ = "policylang"  # what Dynamo calls it in its messages
@@ -184,7 +365,7 @@ class PolicyBackend:
         self.inner: Inner = inner
         self.root = root
         self.agree = agree
-        self._partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
+        self._partitioner = JointPartitioner(policy, deferred=statement_errors.DEFERRED_CODES, root=root)
         self._key = caching.policy_key(policy, root=root)
         self._graphs: list[CompiledGraph] = []
         self._answered = True
@@ -222,16 +403,15 @@ class PolicyBackend:
 
     @property
     def left(self) -> tuple[FrameLeft, ...]:
-        """The code that Dynamo has compiled nothing of since the backend was made. For which backend it was to be
-        compiled, Dynamo does not say."""
+        """The code that Dynamo has left uncompiled since the backend was made, for whichever backend."""
         self._left |= dict.fromkeys(compilers.frames_left(self._made_at))
         return tuple(self._left)
 
     def check(self) -> None:
         """Raise ``PolicyMatchError`` if a rule matched nothing in any of the graphs compiled so far, and
-        ``PolicyGraphError`` if there is none. The first is raised by itself when the first backward starts; call this
-        once the model has run forward to know earlier. Where nothing was compiled, nothing of ours runs that could say
-        so by itself."""
+        ``PolicyGraphError`` if there is none. The first is also raised when the first backward starts; call this
+        after a forward to know earlier. The second is raised only here: if nothing was compiled, no other code of
+        ours runs."""
         if not self._graphs or (self.left and all(graph.kind == "inference" for graph in self._graphs)):
             raise PolicyGraphError([refusals.nothing_decided(checkpointed=False, compiled=True, left=self.left)])
         self._check_matches()
@@ -294,8 +474,8 @@ class PolicyBackend:
         return sessions, block
 
     def _for_block(self, session: Session) -> tuple[JointPartitioner, str, str]:
-        """Partitioner, key and root for a block of a model that is compiled on its own. It stands for all blocks, since
-        they share what is compiled. Raises ``PolicyMatchError`` where the policy tells them apart."""
+        """Partitioner, key and root for a separately compiled block of a model. It represents all blocks, since they
+        share the compiled graph. Raises ``PolicyMatchError`` if the policy treats them differently."""
         names = session.block_names()
         apart = telling_apart(self.policy, () if self.root else names)
         if apart:
@@ -303,14 +483,14 @@ class PolicyBackend:
         known = self.root or next(filter(None, names), "")
         root = known or next((type(module).__name__ for module in session.regions), "block")
         policy = self.policy
-        if policy.blocks is None or not known:  # else the largest list of modules in it would be taken for the blocks
+        if policy.blocks is None or not known:  # else the blocks would be the largest list of modules in it
             policy = evolve(policy, blocks=Blocks(f"/{root}", span=_NOWHERE))
-        partitioner = JointPartitioner(policy, deferred=model_wide_errors.DEFERRED_CODES, root=root)
+        partitioner = JointPartitioner(policy, deferred=statement_errors.DEFERRED_CODES, root=root)
         return partitioner, f"{caching.policy_key(policy, root=root)}:block", root
 
     def _as_called(self, run: Callable[..., Any], why_gone: inductor.WhyGone, named: str) -> Callable[..., Any]:
-        """``run``; a checkpoint of ours around it leaves what is saved to it, and where a collective in it fails since
-        another rank has stopped, the error says why that rank did. A profile has it as a range."""
+        """``run``; a checkpoint of ours around it leaves saving to it, and if a collective in it fails because another
+        rank has stopped, the error gives that rank's reason. A profile has it as a range."""
 
         def call(*arguments: Any) -> Any:
             around = innermost()
@@ -331,7 +511,7 @@ class PolicyBackend:
         trained = [graph for graph in self._graphs if graph.kind == "training"]
         found = [(graph.label, found.complaints) for graph in trained for found in graph.findings]
         sharded = any(graph.sharded_aside for graph in self._graphs)
-        return model_wide_errors.shared_by_all(self.policy, found, root=self.root, sharded=sharded)
+        return statement_errors.shared_by_all(self.policy, found, root=self.root, sharded=sharded)
 
 
 @atexit.register
@@ -356,15 +536,17 @@ def policy_around(gm: fx.GraphModule) -> Policy | None:
 
 
 def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
-    """The graphs compiled for a model, a compiled model or a backend, and by how many of its modules each is run; None
-    for anything else. A model's graphs are those that were called with one of its parameters, whatever was handed to
-    ``torch.compile``; those of its last backend, where it was compiled again. Where no graph was called with a
-    parameter, a compiled model's are those of its backend."""
+    """The graphs compiled for a model, a compiled model or function, or a backend, and the number of its modules that
+    run each; None for anything else. A model's graphs are those that were called with one of its parameters, whatever
+    was passed to ``torch.compile``; those of its last backend, if it was recompiled. If no graph was called with a
+    parameter, a compiled model's are those of its backend, and so are a compiled function's."""
     if isinstance(subject, PolicyBackend):
         return of_backend(subject.graphs)
-    if not isinstance(subject, torch.nn.Module) or isinstance(subject, fx.GraphModule):
+    if isinstance(subject, fx.GraphModule):
         return None
     its_own = compilers.backend_of(subject)
+    if not isinstance(subject, torch.nn.Module):
+        return of_backend(its_own.graphs) if isinstance(its_own, PolicyBackend) else None
     if isinstance(its_own, PolicyBackend):
         return of_model([its_own.graphs], subject) or of_backend(its_own.graphs)
     return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
@@ -375,7 +557,7 @@ def frames_left_of(subject: object, *, others: bool = False) -> tuple[FrameLeft,
     code. ``others``: of a model whose backend is known, all since that was made."""
     backend = subject if isinstance(subject, PolicyBackend) else compilers.backend_of(subject)
     by_name = getattr(backend, marks.COMPILER, False)
-    if isinstance(backend, PolicyBackend) and (others or backend is subject):
+    if isinstance(backend, PolicyBackend) and (others or not isinstance(subject, torch.nn.Module)):
         return backend.left
     if not isinstance(subject, torch.nn.Module) or not (by_name or _live):
         return ()

@@ -1,17 +1,16 @@
 """Compiles one graph of Dynamo's through Inductor or AOTAutograd, under a key for Inductor's caches; finds the
-decisions on a graph that comes from a cache; and has Inductor keep the order that a policy gives.
+decisions on a cached graph; and has Inductor keep a policy's order.
 
 Inductor's scheduler sorts what it lowers, by memory or by what it fuses, and has several passes that move or join
-collectives. Two things keep it from that, and both go along with the compile, so that they hold for the backward too,
-which is compiled when the first one starts:
+collectives. Two settings prevent that, and both apply to the backward too, which is compiled when the first one starts:
 
 - the settings that move collectives are off;
 - a pass that runs last on the forward and on the backward graph makes its order binding: every start of a collective
   and every wait runs after the one before it and after the products in between, and products run after the start or
   wait before them. These are torch's ``control_deps``, which its own overlap scheduler places.
 
-Of products alone, since each has a kernel of its own: a pointwise kernel runs with whatever it is fused with, and a
-dependency of its own would end that fusion. So no fused kernel pulls a collective across a product.
+Only products get dependencies, since each is a separate kernel: a dependency on a pointwise operator would prevent its
+fusion. So no fused kernel pulls a collective across a product.
 """
 
 from __future__ import annotations
@@ -35,13 +34,7 @@ from torch import fx
 from policylang.audit.code import CodeAudit
 from policylang.backends import caching, runtime
 from policylang.backends.joint import Done, JointPartitioner, partitions
-from policylang.backends.records import (
-    Findings,
-    announce_cached,
-    findings_from_json,
-    findings_of,
-    findings_to_json,
-)
+from policylang.backends.records import Findings, announce_cached, findings_from_json, findings_of, findings_to_json
 from policylang.backends.refusals import Problem
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning
 from policylang.language.diagnostics import Diagnostic, Span, is_error
@@ -78,7 +71,7 @@ class KeyedPartitioner(_KeyedForCaches, compilers.partitioner_base()):  # type: 
 
 
 class CachedPartitioner(KeyedPartitioner):
-    """A partitioner under a key. ``code``: is told the order of the forward and the backward graph."""
+    """A partitioner under a key. ``code`` receives the order of the forward and the backward graph."""
 
     def __init__(self, partitioner: JointPartitioner, key: str, code: CodeAudit | None = None) -> None:
         self._partitioner = partitioner
@@ -172,7 +165,7 @@ def inductor_options(inner: Inner, mode: str | None, options: Mapping[str, Any] 
 
 OPTION_AGAINST_ORDER = Problem(
     "APL342",
-    "the option `{name}` of torch.compile and this line both say in which order collectives run",
+    "the option `{name}` of torch.compile and this line both order collectives",
     "leave out `{name}`, or this line",
 )
 PASS_AGAINST_ORDER = Problem(
@@ -270,8 +263,8 @@ def _raise_code_errors(found: Sequence[Diagnostic]) -> None:
 
 
 def _watched_graph(code: CodeAudit, graph: fx.Graph, is_backward: bool) -> Callable[[str], None]:
-    """From a graph as it comes to Inductor to what compares the code that is made of it with its order: of the forward
-    while it is compiled, of the backward when the first one starts."""
+    """From a graph as Inductor receives it to the function that compares the generated code with its order: for the
+    forward while it is compiled, for the backward when the first one starts."""
     read = code.reader(graph, is_backward=is_backward)
     return lambda source: _raise_code_errors(read(source))
 
@@ -387,7 +380,7 @@ def with_inductor(
                 for found in findings:
                     announce_cached(found.report)
                 return CompiledCode(run, findings, comparison.why_gone(), from_cache=True, code=code)
-            log.debug("no sidecar says what was decided for a cached graph: compiling it again")
+            log.debug("no sidecar has the decisions of a cached graph: compiling it again")
             with partitions() as done:
                 run = compilers.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES}, watch, inference)
         findings = _findings(done)
@@ -419,8 +412,8 @@ def _findings(done: Sequence[Done]) -> tuple[Findings, ...]:
 
 
 def _from_sidecar(key: str, policy: Policy) -> tuple[tuple[Findings, ...], CodeAudit | None] | None:
-    """Decisions and order of collectives of a graph that Inductor has in its caches, once the
-    other ranks have the same plan and the process groups that it names are there; None where no sidecar says it."""
+    """Decisions and order of collectives of a graph in Inductor's caches, once the other ranks have the same plan and
+    its process groups exist; None without a sidecar."""
     content = caching.read_sidecar(key)
     if content is None:
         return None

@@ -18,10 +18,8 @@ from attrs import field, frozen
 
 @frozen
 class Rate:
-    """A rate that depends on the size of the work: ``(size, per second)``, sizes rising.
-
-    Between two sizes the rate goes straight over the logarithm of the size; beyond the first and the last it stays.
-    """
+    """A rate that depends on the size of the work: ``(size, per second)``, sizes rising. Between two sizes the rate
+    goes straight over the logarithm of the size; beyond the first and the last it stays."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -40,10 +38,8 @@ class Rate:
 
 @frozen
 class CollectiveTimes:
-    """Measured times of one collective in groups of one size: ``(bytes, seconds)``, bytes rising.
-
-    The bytes are those that one rank puts in: of an all-gather its shard, of a reduce-scatter the whole.
-    """
+    """Measured times of one collective in groups of one size: ``(bytes, seconds)``, bytes rising. The bytes are the
+    input of one rank: of an all-gather its shard, of a reduce-scatter the whole."""
 
     collective: str
     """``all_gather_into_tensor``."""
@@ -75,7 +71,7 @@ class Network:
     """The speed of collectives in the groups that it fits: as measured, or of a ring by bandwidth and latency."""
 
     ranks: int | None = None
-    """It fits groups that lie inside so many neighbouring ranks; None for any."""
+    """It fits groups inside so many neighbouring ranks; None for any."""
     bandwidth: float | None = None
     """Bytes per second that each rank sends."""
     latency: float = 0.0
@@ -100,14 +96,14 @@ class DeviceProfile:
     """The share of :attr:`compute` that convolutions reach: above 1 where an algorithm does fewer operations than are
     counted."""
     operators: Mapping[str, float] = field(factory=dict)
-    """Bytes/s of operators that compute more than they move (``aten.tanh`` on a CPU), by name without overload: what
-    they move takes no less time than this allows."""
+    """Bytes/s of operators that compute more than they move (``aten.tanh`` on a CPU), by name without overload: a lower
+    bound on the time of the bytes that they move."""
     overhead: float = 0.0
-    """Seconds that each kernel takes whatever it does: its launch, or the operator's way through eager mode."""
+    """Fixed seconds of each kernel: its launch, or the operator's overhead in eager mode."""
     capacity: int | None = None
     """Bytes of memory."""
     host_bandwidth: float | None = None
-    """Bytes/s between the device and the host, each way."""
+    """Bytes/s between the device and the host, in each direction."""
     host_ranks: int | None = None
     """The ranks that share a host, and its memory."""
     networks: tuple[Network, ...] = ()
@@ -160,7 +156,7 @@ class CollectiveKind(Enum):
 
 
 _PARTS = (
-    # Two that hold the names of others come first.
+    # First two that contain the names of others.
     ("reducescatter", CollectiveKind.REDUCE_SCATTER),
     ("allgather", CollectiveKind.ALL_GATHER),
     ("allreduce", CollectiveKind.ALL_REDUCE),

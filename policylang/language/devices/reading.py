@@ -4,23 +4,90 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate, collective_kind
-from policylang.language.devices.toml_text import KeyPlace, place_of, read_text, tables_of
 from policylang.language.diagnostics import Diagnostic, Related, Source, Span, diagnose
+from policylang.language.files import decoded, read_limited
 from policylang.language.resources import devices_folder, manifest
-from policylang.language.shown import did_you_mean, nearest, shortened
-from policylang.language.units import ALIASES, DTYPES, UNITS
+from policylang.language.shown import ALIASES, DTYPES, UNITS, did_you_mean, nearest, shortened
+
+_MOST = 1 << 20
+_LONGEST = 200
+_AT = re.compile(r" \(at line (\d+), column (\d+)\)$| \(at end of document\)$")
+
+
+def read_text(path: Path, name: str, noun: str) -> Source | Diagnostic:
+    """The text of a file under the name that reports will give it. ``noun``: what the file should be."""
+    shown = shortened(name, _LONGEST)
+    content = read_limited(path, shown, _MOST, "APL153", f"name the file of {noun}")
+    if isinstance(content, Diagnostic):
+        return content
+    if len(content) > _MOST:
+        message = f"the file is larger than the 1 MiB that {noun} may have"
+        return diagnose("APL153", message, Span(Source(shown, ""), 0, 0))
+    return decoded(content, shown, "APL153", noun)
+
+
+def tables_of(source: Source, code: str) -> dict[str, Any] | Diagnostic:
+    """Parse a TOML text; a diagnostic of this code where it is none."""
+    try:
+        return tomllib.loads(source.text)
+    except RecursionError:
+        return diagnose(code, "the file nests lists or tables too deep", Span(source, 0, 0))
+    except ValueError as error:  # tomllib's own error is one, and so is a number of more digits than Python reads
+        message = str(error)
+    start, at = 0, _AT.search(message)
+    if at is not None:
+        message = message[: at.start()]
+        start = len(source.text)
+        if at[1]:
+            lines = source.text.split("\n")
+            start = sum(len(line) + 1 for line in lines[: int(at[1]) - 1]) + int(at[2]) - 1
+    if "digits" in message:
+        message = "a number has too many digits"
+    return diagnose(code, f"the file is not TOML: {message[:1].lower()}{message[1:]}", Span(source, start, start))
+
+
+@frozen
+class KeyPlace:
+    """The place of a key in a text, and its value to the end of its line; of a table with a header, both are the
+    header."""
+
+    key: Span
+    value: Span
+
+
+def place_of(source: Source, table: Sequence[str], key: str | None = None, number: int = 0) -> KeyPlace:
+    """Find a key by its name on the lines below its table's header; the header, or the start of the
+    text, where it is not found. ``number``: which of the tables of one name."""
+
+    def pattern(name: str) -> str:
+        return rf"[\"']?{re.escape(name)}[\"']?"  # in quotes or not
+
+    header = Span(source, 0, 0)
+    if table:
+        name = r"[ \t]*\.[ \t]*".join(map(pattern, table))
+        headers = list(re.finditer(rf"^[ \t]*(\[\[?[ \t]*{name}[ \t]*\]\]?)", source.text, re.MULTILINE))
+        if number >= len(headers):
+            return place_of(source, table[:-1], table[-1])
+        header = Span(source, *headers[number].span(1))
+    if key is not None:
+        line = re.compile(rf"^[ \t]*({pattern(key)})[ \t]*=[ \t]*((?:[^\n#]*[^\s#])?)", re.MULTILINE)
+        if (found := line.search(source.text, header.end)) is not None:
+            return KeyPlace(Span(source, *found.span(1)), Span(source, *found.span(2)))
+    return KeyPlace(header, header)
+
 
 SUFFIX = ".toml"
-_LONGEST = 200
+_LONGEST_NAME = 200
 
 
 def bundled_devices() -> tuple[str, ...]:
@@ -32,12 +99,9 @@ def bundled_devices() -> tuple[str, ...]:
 
 
 def find_device(name: str, base: Path) -> tuple[Path, str] | Diagnostic:
-    """The file of a profile, and its name for reports.
-
-    A bare word is one of the library's, in full or as far as a dash; what has a slash or ends in ``.toml`` is a file.
-    So neither ever stands for the other, whatever lies in the current folder. A bare word that the library does not
-    have may be the name of a file.
-    """
+    """The file of a profile, and its name for reports. A bare word is a library profile, in full or up to a dash; a
+    name with a slash or ending in ``.toml`` is a file. So neither hides the other, whatever is in the current folder. A
+    bare word that the library lacks may be the name of a file."""
     library = f"bundled are {', '.join(bundled_devices())}; a file is given by its path"
     if not name:
         return diagnose("APL152", "the name of a device profile is empty", help=library)
@@ -55,7 +119,7 @@ def find_device(name: str, base: Path) -> tuple[Path, str] | Diagnostic:
     help = " ".join(filter(None, (did_you_mean(_nearest(stem)), library)))
     if stem in bundled_devices():
         help = f"the bundled profile of that name is written `{stem}`"
-    shown = shortened(name.partition("\n")[0], _LONGEST)
+    shown = shortened(name.partition("\n")[0], _LONGEST_NAME)
     return diagnose("APL152", f"there is no device profile `{shown}`", help=help)
 
 
@@ -96,13 +160,13 @@ def read_table(path: Path, name: str) -> tuple[Row, ...] | Diagnostic:
 
 
 def table_rows(source: Source) -> tuple[Row, ...] | Diagnostic:
-    """The rows that a text holds, or the first thing that is wrong with it. The form is AutoParallel's::
+    """The rows of a text, or its first error. The form is AutoParallel's::
 
         Group    Group Size  Collective                1MB (ms)    2MB (ms)
         -------  ----------  ----------------------  ----------  ----------
         0                64  all_gather_into_tensor        0.25        0.45
 
-    A size is that of the tensor that one rank puts in; ``MB`` is 1024² bytes there.
+    A size is that of one rank's input tensor; ``MB`` is 1024² bytes there.
     """
     columns: list[tuple[float, float]] = []  # bytes, and the seconds of one unit
     rows: dict[tuple[str, int, str], CollectiveTimes] = {}
@@ -131,7 +195,7 @@ def table_rows(source: Source) -> tuple[Row, ...] | Diagnostic:
         group, times = row
         key = (group, times.ranks, times.collective)
         if key in rows:
-            return _wrong(f"`{times.collective}` of group `{group}` stands twice", span)
+            return _wrong(f"`{times.collective}` of group `{group}` is there twice", span)
         rows[key] = times
     if not rows:
         return _wrong("the table has no rows", Span(source, 0, 0))
@@ -264,11 +328,9 @@ _BANDWIDTH = _per_second("bytes")
 
 
 def read_device(name: str | os.PathLike[str], base: Path | None = None) -> DeviceProfile | Diagnostic:
-    """The profile of a name of the library or of a file, which is looked for from ``base`` on.
-
-    ``name``: a bundled one's in full (``h100-sxm``) or as far as a dash (``h100``), or a path; what has a slash or ends
-    in ``.toml`` is a path. A file with several mistakes gives the first, with the others as notes.
-    """
+    """The profile of a name of the library or of a file, which is looked for from ``base`` on. ``name``: a bundled
+    one's in full (``h100-sxm``) or as far as a dash (``h100``), or a path; what has a slash or ends in ``.toml`` is a
+    path. A file with several mistakes gives the first, with the others as notes."""
     if not isinstance(name, str | os.PathLike):
         message = f"a device is given by its name or the path of its profile, and this is a `{type(name).__name__}`"
         return diagnose("APL152", message)
@@ -320,7 +382,7 @@ class _Reader:
             self._missing("memory.bandwidth", ("memory",), "write `bandwidth = 2.6e12`, in bytes per second")
         host = self._table("host", ("bandwidth", "ranks", "together"))
         if host is not None and "bandwidth" not in host:
-            self._missing("host.bandwidth", ("host",), "write `bandwidth = 50e9`, in bytes per second each way")
+            self._missing("host.bandwidth", ("host",), "write `bandwidth = 50e9`, in bytes per second per direction")
         bandwidth = self._read(host, ("host", "bandwidth"), _BANDWIDTH, None)
         ranks = self._read(host, ("host", "ranks"), _ranks, None)
         together = self._read(host, ("host", "together"), _BANDWIDTH, inf)
@@ -400,7 +462,7 @@ class _Reader:
                 continue
             rate = self._read(given, path, _rate("FLOP"), None)
             if dtype in rates:
-                self._wrong_key(path, f"`{key}` says the rate of {dtype} a second time")
+                self._wrong_key(path, f"`{key}` gives the rate of {dtype} a second time")
             elif rate is not None:
                 rates[dtype] = rate
         if given is not None and not any(ALIASES.get(key, key) in DTYPES for key in given):
@@ -432,7 +494,7 @@ class _Reader:
         for at, network in enumerate(networks):
             if before := next((other for other in networks[:at] if _takes_all_of(other, network)), None):
                 which = "groups of any ranks" if before.ranks is None else f"groups inside {before.ranks} ranks"
-                message = f"no group ever comes to this network: one above it takes {which}"
+                message = f"no group ever uses this network: one above it takes {which}"
                 help = "the first entry that fits is taken: write the narrower ones first"
                 self._wrong_key(("network", at), message, help)
         return tuple(networks)
@@ -444,7 +506,7 @@ class _Reader:
             self._missing("network.bandwidth", path, help)
         for key, other, why in (
             ("latency", "bandwidth", "measured times have it in them"),
-            ("group", "times", "it says which rows of the table are meant"),
+            ("group", "times", "it selects rows of the table"),
         ):
             if key in given and other not in given:
                 self._wrong_key((*path, key), f"`{key}` means nothing without `{other}`: {why}")
@@ -475,7 +537,7 @@ class _Reader:
         for name, each in rows:
             if group in (None, name) and times.setdefault((each.collective, each.ranks), each) is not each:
                 message = f"the table measures `{each.collective}` of {each.ranks} ranks in several groups"
-                raise _Misread(message, f'say which are meant: `group = "{next(iter(groups))}"`')
+                raise _Misread(message, f'choose one: `group = "{next(iter(groups))}"`')
         return tuple(times.values())
 
 

@@ -1,7 +1,7 @@
 """Applies the rules in order: of each forward value, the last rule that matches decides.
 
-A decision lives on an owner (``Facts.owners``): a ``getitem`` and the operator it reads, a ``wait_tensor`` and its
-collective are one decision, whichever of them a rule denotes.
+A decision belongs to a producer (``Facts.owners``): a ``getitem`` and the operator it reads, a ``wait_tensor`` and its
+collective share one decision, whichever of them a rule denotes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, Flag, mask_of, members
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.selectors import walk
 from policylang.language.syntax import Action, Operator, Policy, Rule
-from policylang.language.walk import walk
 from policylang.operators.names import CHOICES, ORDERINGS, STEERED
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.checkpoints import AroundBlocks
 from policylang.planning.liveness import SavedForBackward, backward_needs
 from policylang.planning.plan import RuleOutcome
+from policylang.planning.schedule import AroundBlocks
 from policylang.planning.selection.selectors import Selections, operator_matcher
 from policylang.planning.value_outcome import Decision, Default, Why, by_rule, recomputes
 
@@ -29,15 +29,15 @@ _ACTIONS = {action.value: action for action in Action if not action.leaves}
 
 
 def user_decisions(facts: Facts) -> dict[int, Decision]:
-    """Owner to what the user's checkpoint says of it, in graph order.
+    """Producer to the decision of the user's checkpoint, in graph order.
 
-    At the border of two regions torch saves: a value tagged for recomputation that a later region reads to recompute
-    its own is the later region's input (``cleanup_recompute_tags`` of torch's partitioners). So does a region's result
-    with a backward hook: FSDP's hook gathers the weights that computing the result again would need, and runs only
-    when the gradient that depends on the result is there.
+    At the border of two regions torch saves values: a value tagged for recomputation that a later region reads to
+    recompute its own is the later region's input (``cleanup_recompute_tags`` of torch's partitioners). So does a
+    region's result with a backward hook: FSDP's hook gathers the weights that computing the result again would need,
+    and runs only when the gradient that depends on the result is there.
     """
     tags, owners, flags = facts.user_tags, facts.owners, facts.flags
-    tagged: dict[int, Action] = {}  # a tag on any member of a group counts; the owner's own goes before its followers'
+    tagged: dict[int, Action] = {}  # a tag on any member of a group counts, the producer's first
     for row in facts.forward:
         if (tag := tags[row]) is not None and tag in _ACTIONS:
             tagged.setdefault(owners[row], _ACTIONS[tag])
@@ -50,7 +50,7 @@ def user_decisions(facts: Facts) -> dict[int, Decision]:
     on_border = _border(facts, recomputed)
     for owner, action in actions.items():
         if flags[owner] & (Flag.SYMBOLIC | Flag.SEED):
-            continue  # sizes and seeds are saved, whoever says otherwise
+            continue  # sizes and seeds are saved, whatever the tags
         hooks = (row for row in (owner, *facts.followers.get(owner, ())) if flags[row] & Flag.BACKWARD_HOOK)
         if owner in on_border:
             result[owner] = border
@@ -63,7 +63,7 @@ def user_decisions(facts: Facts) -> dict[int, Decision]:
 
 
 def _border(facts: Facts, recomputed: Collection[int]) -> set[int]:
-    """The recomputed owners that a later region reads."""
+    """The recomputed producers that a later region reads."""
     owners, regions = facts.owners, facts.ac_regions
     border: set[int] = set()
     for row in facts.forward:
@@ -83,12 +83,12 @@ NOTHING_AROUND = AroundBlocks()
 
 @frozen(eq=False)
 class Verdict:
-    """Which rule won each owner, before safety is looked at."""
+    """Which rule won each producer, before safety is checked."""
 
     matched: tuple[tuple[int, ...], ...]
-    """By rule: the owners it denotes, in graph order."""
+    """By rule: the producers it denotes, in graph order."""
     winner: Sequence[int]
-    """By row, for owners: the index of the rule that decides it, or ``NO_RULE``."""
+    """By node, for producers: the index of the rule that decides it, or ``NO_RULE``."""
 
 
 def judge(
@@ -98,8 +98,8 @@ def judge(
     user_decisions: dict[int, Decision],
     around: AroundBlocks = NOTHING_AROUND,
 ) -> Verdict:
-    """Evaluate every rule. Sizes, seeds and, without ``override``, values that the user tagged keep what they have.
-    Rules range over nothing that lies outside the blocks where those have checkpoints of their own."""
+    """Evaluate every rule. Sizes, seeds and, without ``override``, values that the user tagged keep their decision. If
+    blocks are checkpointed, rules range over nothing outside them."""
     winner = array("i", [NO_RULE]) * len(facts)
     owners, flags, fixed = facts.owners, facts.flags, Flag.SYMBOLIC | Flag.SEED
     matched: list[tuple[int, ...]] = []
@@ -126,12 +126,12 @@ def first_decisions(
     capabilities: Capabilities,
     around: AroundBlocks = NOTHING_AROUND,
 ) -> list[Decision | None]:
-    """The decision on every forward row if all is safe; None for the rows no rule ranges over."""
+    """The decision on every forward node if all is safe; None for the nodes no rule ranges over."""
     left = _LEFT[capabilities.undecided]
     actions = [left if rule.action.leaves else (rule.action, "") for rule in policy.rules]
     by_rule = [Decision(action, index, Why.RULE, reason) for index, (action, reason) in enumerate(actions)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
-    seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: operators that run again draw from it what they drew")
+    seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: recomputed operators draw the same numbers from it")
     outside = Decision(Action.SAVE, None, Why.ALWAYS, "outside the blocks, where there is no checkpoint")
     block_output = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
     action, reason = UNDECIDED[undecided]
@@ -174,11 +174,11 @@ _LEFT: dict[Default | None, tuple[Action | None, str]] = {
     "as checkpointed": (Action.RECOMPUTE, "left to the checkpoint"),
     None: (None, ""),
 }
-"""What becomes of a value that a rule leaves, by what a path makes of it, and the reason."""
+"""The outcome of a value that no rule decides, by the path's default, and the reason."""
 
 
 def rule_outcomes(policy: Policy, verdict: Verdict, user_decisions: dict[int, Decision]) -> tuple[RuleOutcome, ...]:
-    """For each rule what it matched, what it decided, and which rules took over the rest."""
+    """For each rule its matches, its decisions, and the rules that override it on the rest."""
     found: list[RuleOutcome] = []
     for index, (rule, matched) in enumerate(zip(policy.rules, verdict.matched, strict=True)):
         decided = tuple(row for row in matched if verdict.winner[row] == index)
@@ -190,16 +190,16 @@ def rule_outcomes(policy: Policy, verdict: Verdict, user_decisions: dict[int, De
 
 
 _WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
-REASON = "a discrete choice that steers what follows: a second run could choose otherwise"
+REASON = "a discrete choice that steers later operators: recomputation could choose otherwise"
 
 
 def routing_owners(facts: Facts) -> list[int]:
-    """Discrete choices that steer a computation: which tokens go to which expert, which rows are gathered.
+    """Discrete choices that steer a computation: token routing to experts, indices of a gather.
 
     The smallest difference between the forward and its recomputation, in a kernel that sums in another order, can flip
-    such a choice, and then forward and backward go through different experts (pytorch#186572, torchtitan#1117). So it
-    is saved on every path, whatever a sweeping rule says; a rule that names the operator (``recompute topk``) has the
-    last word. Returns the owners of discrete choices that steer something in the forward, in graph order. Two
+    such a choice, and then forward and backward go through different experts (pytorch#186572, torchtitan#1117). So they
+    are saved on every path, whatever a sweeping rule decides; only a rule that names the operator (``recompute topk``)
+    overrides that. Returns the producers of discrete choices that steer something in the forward, in graph order. Two
     sweeps."""
     choosing = [row for row in facts.forward if _operator(facts, row) in CHOICES]
     if not choosing:
@@ -237,10 +237,8 @@ def _operator(facts: Facts, row: int) -> str:
 
 
 def keep_routing(policy: Policy, facts: Facts, decisions: list[Decision | None]) -> tuple[int, ...]:
-    """Save every discrete choice that would have been recomputed and that no rule names; returns their owners.
-
-    What is left to PyTorch's min-cut stays with it.
-    """
+    """Save every discrete choice that would have been recomputed and that no rule names; returns their producers. What
+    is left to PyTorch's min-cut stays with it."""
     kept = []
     for owner in routing_owners(facts):
         decision = decisions[owner]
@@ -258,7 +256,7 @@ def keep_routing(policy: Policy, facts: Facts, decisions: list[Decision | None])
 
 
 def _names(rule: Rule, facts: Facts, rows: Sequence[int]) -> bool:
-    """True if a rule recomputes one of these operators by its name, without a wildcard and in its own text."""
+    """True if the text of a rule names one of these operators for recomputation, without a wildcard."""
     chosen = {facts.targets[row] for row in rows if _operator(facts, row) in CHOICES}
     return rule.action.recomputes and any(
         isinstance(part, Operator) and "*" not in part.name and any(map(operator_matcher(part), chosen))
@@ -270,34 +268,30 @@ _SUSPECT = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED | Flag.RANDOM | Fla
 
 
 def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | None:
-    """The reason, as a sentence about the value, or None where recomputation gives the same value.
-
-    An owner and what follows it are judged together: they are recomputed together.
-    """
+    """The reason, as a sentence about the value, or None where recomputation gives the same value. A producer and its
+    followers are judged together: they are recomputed together."""
     flags = facts.flags[owner]
     for follower in facts.followers.get(owner, ()):
         flags |= facts.flags[follower]
     if not flags & _SUSPECT:
         return None
     if flags & Flag.WRITES and not flags & Flag.REPEATABLE:
-        return "it writes to one of its arguments, and a second run would do so again"
+        return "it writes to one of its arguments, and recomputation would write again"
     if flags & Flag.EFFECTFUL:
-        return "it has an effect beyond its result, and a second run would have it again"
+        return "it has an effect beyond its result, and recomputation would repeat it"
     if flags & Flag.DATA_DEPENDENT:
-        return "it is a collective whose sizes come from data: ranks that disagree on a second run wait for each other"
+        return "it is a collective whose sizes come from data: ranks that disagree on recomputation wait for each other"
     if flags & Flag.READS_MUTATED:
-        return "it reads memory that the graph changes, and a second run would not read what the first one read"
+        return "it reads memory that the graph changes, and recomputation would read other content"
     if flags & Flag.RANDOM and not capabilities.replays_random:
         return f"it draws random numbers, and {capabilities.name} cannot replay them"
     return None
 
 
 class Safety:
-    """Looks at every value that is about to be recomputed, and saves it or objects where that would be wrong.
-
-    Only values that the backward needs are looked at: a counter that no gradient depends on is never recomputed,
-    whatever a policy says of it.
-    """
+    """Checks every value that is about to be recomputed; if recomputation would be wrong, saves the value or reports an
+    error. Only values that the backward needs are looked at: a counter that no gradient depends on is never recomputed,
+    whatever the policy."""
 
     def __init__(
         self, policy: Policy, facts: Facts, capabilities: Capabilities, decisions: list[Decision | None]
@@ -306,14 +300,12 @@ class Safety:
         self._facts = facts
         self._capabilities = capabilities
         self._decisions = decisions
-        self._refused: dict[int, str] = {}  # owner → reason, last in the graph first
+        self._refused: dict[int, str] = {}  # producer → reason, last in the graph first
 
     def enforce(self) -> SavedForBackward:
-        """Look at all that the backward needs recomputed; what it needs afterwards.
-
-        Where a recomputation would be wrong, what an ``optional`` rule or the user's own checkpoint asked for is saved
-        instead, the whole group of an owner at once; what another rule asked for is kept for :meth:`diagnostics`.
-        """
+        """Check all that the backward needs recomputed. Returns what the backward needs afterwards. Where a
+        recomputation would be wrong, what an ``optional`` rule or the user's own checkpoint asked for is saved instead,
+        the whole group of a producer at once; what another rule asked for is recorded for :meth:`diagnostics`."""
         return backward_needs(self._facts, self._decisions, self._enforce_on)
 
     def _enforce_on(self, row: int) -> None:

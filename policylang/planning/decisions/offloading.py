@@ -21,8 +21,8 @@ from policylang.language.diagnostics import Diagnostic, Severity, diagnose, pref
 from policylang.language.syntax import Action, Policy
 from policylang.operators.names import GETITEM
 from policylang.planning import refusals
-from policylang.planning.checkpoints import Checkpoints
 from policylang.planning.liveness import SavedForBackward
+from policylang.planning.schedule import Checkpoints
 from policylang.planning.selection import no_match
 from policylang.planning.value_outcome import Decision, Why, by_rule, is_open, moves, recomputes, saves
 

@@ -2,10 +2,9 @@
 
 A graph's order is one of many. Shards are cast and gathered one by one, each where it is used, so the last shard of a
 block comes after the first gather's reader; gradients are scattered one by one as they are made. One collective needs
-all its inputs before it and all readers behind it. What is on the wrong side is moved if that is cheap and safe:
-layout operators, casts and pointwise operators, of memory that nobody writes on the way. Nothing communicates, draws,
-writes or multiplies elsewhere than it did. Places are settled one after the other, each within the order that those
-before leave.
+all its inputs before it and all readers after it. Nodes on the wrong side are moved if that is cheap and safe: layout
+operators, casts and pointwise operators, of memory that nobody writes in between. Collectives, random draws, writes and
+products stay where they are. Places are settled one after the other, each in the order that the earlier ones leave.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from policylang.planning.edits.edit_planner import RefusedError, ReplacedMemory
 
 _STAYS = Flag.WRITES | Flag.RANDOM | Flag.SEED | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.COMPUTE
 _NAMESPACES = ("aten", "prims", "builtin", "math")
-"""Of operators that are known to do nothing but compute their result."""
+"""Namespaces of operators that only compute their result."""
 DEPENDS = "reads what another one of the bucket gives"
 _LAST = 1 << 60
 _NO_BLOCK = -1
@@ -39,16 +38,16 @@ class _Side(IntEnum):
 
 
 Slot = tuple[int, int, int]
-"""When a row runs: before which row, with which of the placements there, and on which side of it. A row that has not
-moved runs at its own place, after all that was placed before it."""
+"""When a node runs: before which node, with which of the placements there, and on which side of it. An unmoved node
+runs where it was, after all that was placed before it."""
 
 
 @frozen
 class Placement:
-    """A place for a collective, and the rows that move for it."""
+    """A place for a collective, and the nodes that move for it."""
 
     before: int
-    """The row before which it is put."""
+    """The node before which it is placed."""
     ahead: tuple[int, ...]
     behind: tuple[int, ...]
 
@@ -57,7 +56,7 @@ class Places:
     """The order of one graph while collectives are being joined."""
 
     def __init__(self, facts: Facts, held: Sequence[int] = ()) -> None:
-        """``held``: rows, in order, that no collective and no wait crosses."""
+        """``held``: nodes, in order, that no collective and no wait crosses."""
         self.facts = facts
         self.held = held
         self.memory = ReplacedMemory(facts)
@@ -96,8 +95,8 @@ class Places:
         return Placement(before, (), moved) if late else Placement(before, moved, ())
 
     def settle(self, placement: Placement, replaced: Iterable[int]) -> int:
-        """Make a placement final. ``replaced``: rows whose values are made there. Returns a number that orders the
-        placements before one row."""
+        """Make a placement final. ``replaced``: nodes whose values are made there. Returns a number that orders the
+        placements before one node."""
         self._count += 1
         place = placement.before, self._count
         for side, rows in ((_Side.AHEAD, placement.ahead), (_Side.NEW, replaced), (_Side.BEHIND, placement.behind)):
@@ -108,14 +107,14 @@ class Places:
         return self._slots.get(row) or (row, _LAST, _LAST)
 
     def _first_reader(self, result: int) -> int:
-        """The row before which a result has to be ready; a reader that has moved runs no later than the result did."""
+        """The node before which a result has to be ready; a reader that has moved runs no later than the result did."""
         first = min((self._slot(user) for user in self.facts.users[result]), default=(result, _LAST, _LAST))
         return first[0] if first[1] == _LAST else result
 
     def _moved(
         self, rows: Iterable[int], edges: Sequence[Sequence[int]], before: int, is_wrong: Callable[[int], bool]
     ) -> tuple[int, ...]:
-        """The rows on the wrong side of a place, among some rows and what they reach along edges."""
+        """The nodes on the wrong side of a place, among some nodes and what they reach along edges."""
         found: set[int] = set()
         facts, pending = self.facts, [row for row in rows if is_wrong(row)]
         while pending:
@@ -127,23 +126,23 @@ class Places:
                 raise RefusedError(f"{name} is bound to another bucket")
             known = facts.ops[row] == "call_function" and target.partition(".")[0] in _NAMESPACES
             if not known or facts.flags[row] & _STAYS or facts.flops[row] or target in WAITS:
-                raise RefusedError(f"{name} stands between")
+                raise RefusedError(f"{name} is in between")
             self._check_unwritten((row, *facts.inputs[row]), min(row, before), max(row, before))
             found.add(row)
             pending += [each for each in edges[row] if is_wrong(each)]
         return tuple(sorted(found))
 
     def _check(self, sources: Sequence[int], results: Sequence[int], starts: Sequence[int], before: int) -> None:
-        """Check that collectives may move to a place: past no held row, and past no write to their inputs."""
+        """Check that collectives may move to a place: past no held node, and past no write to their inputs."""
         for row in (*starts, *results):
             first = bisect_left(self.held, min(row, before))
             if first < len(self.held) and self.held[first] < max(row, before):
-                raise RefusedError(f"{self.facts.names[self.held[first]]} stands between")
+                raise RefusedError(f"{self.facts.names[self.held[first]]} is in between")
         for source, start in zip(sources, starts, strict=True):
             self._check_unwritten((source,), min(start, before), max(start, before))
 
     def _check_unwritten(self, rows: Iterable[int], first: int, last: int) -> None:
-        """Check that nobody writes to the memory of some rows in ``[first, last)``."""
+        """Check that nobody writes to the memory of some nodes in ``[first, last)``."""
         for row in rows:
             for writer in self.memory.written.get(self.memory.roots[row], ()):
                 if first <= writer < last:
@@ -153,7 +152,7 @@ class Places:
 class Serving:
     """Which block each collective of a graph serves: that of the computation which it feeds, or which feeds it.
 
-    Its own place says little: shards may be gathered under a name of their own, whole blocks before they are used, and
+    Its position tells little: shards may be gathered under another module path, whole blocks before their use, and
     nodes of a backward may carry no module path. Products and norms have their block; a node without one, in a graph
     that names blocks, belongs to the latest block among its inputs.
     """
@@ -180,7 +179,7 @@ class Serving:
 
     @cached_property
     def blocks(self) -> Sequence[int]:
-        """Row to block, for rows that compute."""
+        """Node to block, for nodes that compute."""
         facts, passes = self.facts, self._passes
         if has_no_modules(facts):
             return self.block_of
@@ -203,7 +202,7 @@ class Serving:
 
     @cached_property
     def _passes(self) -> bytearray:
-        """The rows that compute nothing: layout operators, casts, collectives and their waits, one byte each."""
+        """The nodes that compute nothing: layout operators, casts, collectives and their waits, one byte each."""
         flags, targets = self.facts.flags, self.facts.targets
         return bytearray(
             targets[row] in MOVERS or targets[row] in WAITS or bool(flags[row] & (Flag.COLLECTIVE | Flag.VIEW))

@@ -43,7 +43,7 @@ BUCKETABLE = (GATHER, SCATTER, ALL_REDUCE)
 
 @frozen
 class Alike:
-    """What the members of one bucket have in common."""
+    """The common properties of the members of one bucket."""
 
     target: str
     reduction: str
@@ -55,7 +55,7 @@ class Alike:
 
     @property
     def late(self) -> bool:
-        """Whether it waits for the last of its inputs: gradients come one by one, shards are there from the start."""
+        """True if its inputs become ready one by one, as gradients do; shards are ready from the start."""
         return self.target != GATHER
 
 
@@ -78,8 +78,8 @@ class Member:
 
 
 def group_sizes(facts: Facts) -> dict[str, int]:
-    """The number of ranks of each group, from the graph, else from its gathers and scatters; 0 if these say nothing, or
-    different things."""
+    """The number of ranks of each group, from the graph, else from its gathers and scatters; 0 if these give none, or
+    different ones."""
     sizes = {name: group.size or len(group.ranks) for name, group in facts.groups.items()}
     said: dict[str, set[int]] = {}
     for row, name in enumerate(facts.group_names):
@@ -89,10 +89,8 @@ def group_sizes(facts: Facts) -> dict[str, int]:
 
 
 def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) -> Member:
-    """The collective in a row. Raises :class:`RefusedError` if it cannot join others.
-
-    ``sizes``: of the groups (:func:`group_sizes`).
-    """
+    """The collective in a node. Raises :class:`RefusedError` if it cannot join others. ``sizes``: of the groups
+    (:func:`group_sizes`)."""
     target, arguments = facts.targets[row], facts.arguments[row]
     if target not in BUCKETABLE:
         raise RefusedError(f"not one of those that can be joined: {target.partition('.')[2].partition('.')[0]}")
@@ -144,14 +142,12 @@ def _lengths(facts: Facts, row: int) -> tuple[int, ...]:
 
 
 def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
-    """How many of the others follow each other at most on the way to each: two of one depth do not depend on each
-    other, and no fewer collectives than there are depths can take them all in (Mirsky's theorem).
-
-    ``members`` in graph order. Linear in the rows between the first and the last.
-    """
+    """The longest chain of other members that leads to each: two of one depth do not depend on each other, and at least
+    as many buckets as depths are needed (Mirsky's theorem). ``members`` in graph order. Linear in the nodes between the
+    first and the last."""
     wanted = {member.row for member in members}
     behind: dict[int, int] = {}
-    """Row to the number of members on the way to its result."""
+    """Node to the longest chain of members up to its result."""
     found: list[int] = []
     for row in range(members[0].row, members[-1].row + 1) if members else ():
         depth = max((behind.get(source, 0) for source in facts.inputs[row]), default=0) if behind else 0
@@ -164,13 +160,13 @@ def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
 
 
 ALIGNED = 16
-"""Bytes: what Inductor takes for granted of memory that a graph allocates."""
+"""Bytes: the alignment that Inductor assumes of memory that a graph allocates."""
 
 
 def merge_members(
     facts: Facts, members: Sequence[Member], group: FusedGroup, new: NewNodes, memory: ReplacedMemory
 ) -> tuple[dict[int, str], list[tuple[int, tuple[int, ...]]]]:
-    """Make the new nodes. Returns each member's wait with its replacement, and the rows behind it whose strides
+    """Make the new nodes. Returns each member's wait with its replacement, and the nodes behind it whose strides
     change."""
     alike, like, ranks = members[0].alike, members[0].row, members[0].ranks
     target, total = alike.target, sum(member.piece for member in members)
@@ -215,14 +211,14 @@ def _cut(
     memory: ReplacedMemory,
 ) -> tuple[str, list[tuple[int, tuple[int, ...]]]]:
     """Cut a member's value out of the result of a bucket's collective, as a view of its memory if that may be. Returns
-    the new node, and the rows behind the value whose strides change."""
+    the new node, and the nodes behind the value whose strides change."""
     wait, gives = member.wait, member.gives
     shape, stride = (*whole_shape[:-1], member.piece), contiguous(whole_shape)
     like = wait if shape == gives else member.row
     arguments = (whole, len(whole_shape) - 1, start, start + member.piece)
     part = new.add(SLICE, arguments, shape, stride, like)
     strides = viewed(shape, stride, gives)
-    # Of lengths of 1 in memory with gaps, torch does not work out the strides of a view in one way alone.
+    # Of lengths of 1 in memory with gaps, torch computes the strides of a view in more than one way.
     plain = stride == contiguous(shape) or 1 not in (*shape, *gives)
     item = facts.bytes[wait] // facts.numel[wait]
     gap = whole_shape[-1] if prod(whole_shape[:-1]) > 1 else 0
@@ -246,7 +242,7 @@ NO_ROOM = "no neighbour fits beside it"
 LIMITED = (TOO_LARGE, NO_ROOM)
 KEPT = "its order is kept"
 MOST_OPEN = 8
-"""How many buckets a member is tried in; others of its depth are too far away."""
+"""The buckets that a member is tried in; others of its depth are too far away."""
 
 
 @mutable
@@ -272,7 +268,7 @@ class Buckets(EditPlanner[Bucket]):
         self.sizes = group_sizes(self.facts)
         self.limit = None if statement.size is None else int(statement.size.value)
         self._refused: list[tuple[int, Refusal]] = []
-        self._done: list[tuple[int, int, Edit]] = []  # by place, and by number among those put before the same row
+        self._done: list[tuple[int, int, Edit]] = []  # by place, and by number among those placed before the same node
         self._moved: set[int] = set()
 
     def outcomes(self) -> list[Edit | Refusal]:
@@ -283,7 +279,7 @@ class Buckets(EditPlanner[Bucket]):
                     self._bucket(bucket)
         found: list[Edit | Refusal] = []
         for place, _, edit in sorted(self._done, key=lambda each: each[:2]):
-            while place in self._moved:  # nothing can be put before a row that has left its place
+            while place in self._moved:  # nothing can be placed before a node that has moved
                 place += 1
             found.append(evolve(edit, before=self.facts.names[place]))
         return [*found, *(each for _, each in sorted(self._refused, key=lambda each: each[0]))]
@@ -340,7 +336,7 @@ class Buckets(EditPlanner[Bucket]):
         return list(stretches.values())
 
     def _packed(self, members: Sequence[Member], alone: str) -> Iterator[list[Member]]:
-        """Members in buckets with room and a place for them. Those that stay alone are refused."""
+        """Members in buckets with room and a place for them; the rest are refused."""
         buckets: list[_OpenBucket] = []
         reasons: dict[int, RefusedError] = {}
         for member in members:
@@ -412,7 +408,7 @@ class Buckets(EditPlanner[Bucket]):
 
     def _group(self, name: str) -> FusedGroup:
         group = self.facts.groups[name]
-        # Ranks that nobody knows are counted from 0: a proof asks how many there are, and the name says which.
+        # Unknown ranks are counted from 0: a proof needs their number, and the name identifies the group.
         ranks = group.ranks or tuple(range(self.sizes[name]))
         found = FusedGroup(ranks, None, dims_of(group, self.facts.meshes))
         # A group that a line before it has planned has another name once it is made: it is found by its ranks.
@@ -423,19 +419,19 @@ class Buckets(EditPlanner[Bucket]):
 
 
 def _is_exact(member: Member) -> bool:
-    """Whether one collective gives the same bits as several: gathers, sums of two, sums of integers. The order of
+    """True if one collective gives the same bits as several: gathers, sums of two, sums of integers. The order of
     longer sums depends on how the backend cuts its input, which is longer now."""
     alike = member.alike
     return alike.target == GATHER or member.ranks <= 2 or not alike.dtype.startswith(("float", "bfloat", "complex"))
 
 
 def _placing_order(members: Sequence[Member], depth_of: Mapping[int, int]) -> tuple[bool, int, int]:
-    """Of late buckets, those that read another's results come before it, so that it finds its readers behind it."""
+    """Late buckets that read another's results come before it, so that its readers are placed when it is."""
     late = members[0].alike.late
     return late, -max(depth_of[each.row] for each in members) if late else 0, members[0].row
 
 
 def _described(alike: Alike) -> str:
-    """What the members of a bucket have in common, as a phrase."""
+    """The common properties of a bucket's members, as a phrase."""
     operator = alike.target.partition(".")[2].partition(".")[0]
     return f"{operator} of {alike.dtype} over group `{alike.group}`"

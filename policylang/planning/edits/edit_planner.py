@@ -28,8 +28,8 @@ SAME_GRAPH = "other ranks, which were not asked, run the same graph"
 Asked = TypeVar("Asked")
 """The statement of a kind."""
 SelectRows = Callable[[Facts, Selector], tuple[Sequence[int], Sequence[int]]]
-"""From a graph and a selector to the rows that it denotes, backward and recomputations included, and the block of each
-row of the graph, -1 outside the blocks."""
+"""From a graph and a selector to the nodes that it denotes, backward and recomputations included, and the block of each
+node of the graph, -1 outside the blocks."""
 
 
 class RefusedError(Exception):
@@ -42,20 +42,20 @@ class RefusedError(Exception):
 
 @frozen
 class Setting:
-    """What a statement is planned on: the graph as earlier statements leave it, and what they share."""
+    """The graph that a statement is planned on, as earlier statements leave it, and what statements share."""
 
     facts: Facts
     number: int
     """The statement's, in ``Policy.rewrites``."""
     capabilities: Capabilities
     name_counts: dict[str, int]
-    """How often a name was given to new nodes, by the name without a number."""
+    """The number of uses of each new name, without its number."""
     prover: Prover
     known: Mapping[str, Group]
     """The groups that exist, without those that earlier statements have planned."""
     consensus: ConsensusRound
     select: SelectRows | None = None
-    """What selectors denote, where values are decided already."""
+    """Evaluates selectors once values are decided."""
     held: Collection[str] = ()
     """Nodes that no communication crosses: what a policy keeps in order, and unknown operators."""
 
@@ -79,7 +79,7 @@ class NewNodes:
         *,
         per_rank: bool = False,
     ) -> Node:
-        """``like``: the row whose dtype, device, module and annotations it takes over."""
+        """``like``: the node whose dtype, device, module and annotations it copies."""
         facts, base = self._facts, f"{self._prefix}_{target.split('.')[1].strip('_')}"
         name = ""
         while not name or name in facts.index:
@@ -158,10 +158,8 @@ class EditPlanner(ABC, Generic[Asked]):
         replaced: Mapping[int, str],
         groups: tuple[str, ...],
     ) -> Proof:
-        """Prove that new calls make the same of some rows as old ones; ``groups`` are those of the old collectives.
-
-        Raises :class:`RefusedError` if that fails.
-        """
+        """Prove that new calls make the same of some nodes as old ones; ``groups`` are those of the old collectives.
+        Raises :class:`RefusedError` if that fails."""
         pairs = tuple((self.facts.names[row], name) for row, name in replaced.items())
         shapes = tuple((self.facts.names[row], self.facts.shapes[row] or ()) for row in sources)
         found = self.setting.prover.prove(Equivalence(shapes, old, new, pairs, self.grid(groups), groups))
@@ -184,7 +182,7 @@ class EditPlanner(ABC, Generic[Asked]):
         restrided: Iterable[tuple[int, tuple[int, ...]]] = (),
         **others: Any,
     ) -> Edit:
-        """An edit of this statement, from rows; ``others``: further fields of it."""
+        """An edit of this statement, from nodes; ``others``: further fields of it."""
         names = self.facts.names
         return Edit(
             statement=self.setting.number,
@@ -235,17 +233,15 @@ class ReplacedMemory:
         self.facts = facts
         self.roots = facts.storage_roots
         self.written: dict[int, list[int]] = {}
-        """By the row that allocates memory, the rows that write there."""
+        """By the node that allocates memory, the nodes that write there."""
         for row, flags in enumerate(facts.flags):
             if flags & Flag.WRITES:
                 for source in facts.inputs[row]:
                     self.written.setdefault(self.roots[source], []).append(row)
 
     def check(self, home: int, row: int, since: int) -> None:
-        """Check that readers of ``row``, which has memory of its own, may read ``home`` as it was at ``since``.
-
-        Raises :class:`RefusedError`.
-        """
+        """Check that readers of ``row``, which has separate memory, may read ``home`` as it was at ``since``. Raises
+        :class:`RefusedError`."""
         facts, root = self.facts, self.roots[home]
         reach = self._aliases(row)
         last = max(user for each in reach for user in (each, *facts.users[each]))
@@ -260,14 +256,14 @@ class ReplacedMemory:
                     )
 
     def is_returned(self, row: int) -> bool:
-        """Whether the graph returns a row or a view of it."""
+        """True if the graph returns a node or a view of it."""
         return any(map(self._is_output, self._aliases(row)))
 
     def _is_output(self, row: int) -> bool:
         return any(self.facts.ops[user] == "output" for user in self.facts.users[row])
 
     def _aliases(self, row: int) -> list[int]:
-        """A row and the views of it."""
+        """A node and the views of it."""
         facts = self.facts
         found, pending = [row], [row]
         while pending:

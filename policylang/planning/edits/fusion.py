@@ -1,4 +1,4 @@
-"""``fuse all_gather chains``, ``fuse reduce_scatter chains``: collectives in a row become one over the ranks of all.
+"""``fuse all_gather chains``, ``fuse reduce_scatter chains``: consecutive collectives become one over the ranks of all.
 
 Chains are as long as possible. If a whole chain cannot be fused, its last collective is given up, and what follows is
 tried anew; each collective given up is refused with its reason. Both chains are run on all ranks
@@ -6,12 +6,12 @@ tried anew; each collective given up is refused with its reason. Both chains are
 
 *Gathers*: a line ``gather → wait → layout → gather → wait → layout …``. The layout algebra
 (:mod:`policylang.operators.layouts`) finds its result and derives it again from one gather of the first input, by
-views. The rank order of the fused group is that in which the shards have to lie, by the groups' own rank lists.
+views. The rank order of the fused group is the order of the shards, by the groups' rank lists.
 
 *Scatters*: a sum over one group, scattered, summed over another group and scattered again is one sum over the ranks of
 both. A scatter takes away the digits that count the ranks of its group, so the fused group counts ranks with the first
 scatter slowest. Floating-point sums depend on their order: the result agrees up to rounding, and the report says so.
-The proof runs on integers, of which every sum tells which elements of which ranks are in it.
+The proof runs on integers whose sums identify the elements and ranks in them.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ GROUPS_NOT_KNOWN = "groups of other ranks not known"
 MOST_ORDERS = 4
 """Collectives up to which every order of ranks is tried; for more, only the usual one."""
 _Found = tuple[int, Edit | Refusal]
-"""An outcome, and the row that puts it in order: an edit's first collective, so that it comes after the edit that makes
-its input; a refusal's last one."""
+"""An outcome, and the node that orders it: an edit's first collective, so that it comes after the edit that makes its
+input; a refusal's last one."""
 
 
 @frozen
 class CollectiveChain:
-    """Collectives that read each other, in running order, and what lies between and after them."""
+    """Collectives that read each other, in running order, and the nodes between and after them."""
 
     collectives: tuple[int, ...]
     waits: tuple[int, ...]
@@ -90,7 +90,7 @@ class ChainFusion(EditPlanner[Fuse]):
     collective: ClassVar[str]
     """The full operator name."""
     exact: ClassVar[bool] = True
-    """Whether one collective gives the same bits as several."""
+    """True if one collective gives the same bits as several."""
 
     def __init__(self, statement: Fuse, setting: Setting) -> None:
         super().__init__(statement, setting)
@@ -98,7 +98,7 @@ class ChainFusion(EditPlanner[Fuse]):
 
     @abstractmethod
     def check_line(self, inner: int, outer: int, wait: int, path: Sequence[int]) -> None:
-        """Check what lies between two collectives of a chain."""
+        """Check the nodes between two collectives of a chain."""
 
     @abstractmethod
     def wait(self, collective: int) -> int:
@@ -130,7 +130,7 @@ class ChainFusion(EditPlanner[Fuse]):
     def grid(self, groups: tuple[str, ...]) -> Grid:
         grid = super().grid(groups)
         if grid.guessed and len(grid.ranks) > 1 and not self.setting.consensus.asked:
-            raise RefusedError(GROUPS_NOT_KNOWN, f"no mesh says which they are, and {UNASKED}")
+            raise RefusedError(GROUPS_NOT_KNOWN, f"no mesh gives them, and {UNASKED}")
         return grid
 
     def fused_group(self, grid: Grid, order: tuple[int, ...]) -> FusedGroup:
@@ -146,7 +146,7 @@ class ChainFusion(EditPlanner[Fuse]):
         listed = ", ".join(map(str, group.ranks[:6])) + (", …" if len(group.ranks) > 6 else "")
         return RefusedError(
             f"rank order {listed} needs `sort_ranks`",
-            "this torch sorts the ranks of a new group; it can be told not to from 2.12",
+            "this torch sorts the ranks of a new group; from 2.12 it need not",
         )
 
     def fused(
@@ -160,8 +160,8 @@ class ChainFusion(EditPlanner[Fuse]):
         note: str = "",
         calls: Sequence[ChainCall] | None = None,
     ) -> Edit:
-        """The edit that replaces a chain, proven. It comes before ``latest``, the first reader; if memory is written
-        on the way, before the first collective."""
+        """The edit that replaces a chain, proven. It is placed before ``latest``, the first reader; if memory is
+        written in between, before the first collective."""
         facts, first, source = self.facts, chain.collectives[0], self.source_of(chain)
         old, calls = old_calls(facts, chain.rows), new.calls() if calls is None else calls
         proof = self.prove([source], old, calls, replaced, self.groups_of(chain.collectives))
@@ -292,7 +292,7 @@ class GatherChains(ChainFusion):
         chain = self._with_tail(chain, values)
         order, steps, group = self._derive(chain, grid, values, copied=False)
         restrided = relaid(facts, chain.result, steps.stride)
-        if isinstance(restrided, int):  # a row that must not see other strides
+        if isinstance(restrided, int):  # a node that must not see other strides
             order, steps, group = self._derive(chain, grid, values, copied=True)
             if steps.stride != facts.strides[chain.result]:
                 raise RefusedError(f"{facts.names[restrided]} needs {facts.names[chain.result]} as it lies in memory")
@@ -380,10 +380,8 @@ class GatherChains(ChainFusion):
     # --- readers inside a chain ---
 
     def _middle_readers(self, chain: CollectiveChain) -> dict[int, list[int]]:
-        """By row of the chain, its readers outside: they can read this rank's part of the fused value.
-
-        Only in the backward, where nothing is saved: a saved part would keep the whole value alive.
-        """
+        """By node of the chain, its readers outside: they can read this rank's part of the fused value. Only in the
+        backward, where nothing is saved: a saved part would keep the whole value alive."""
         facts, inside = self.facts, set(chain.rows)
         outside = {
             row: [user for user in facts.users[row] if user not in inside] for row in chain.rows if row != chain.result
@@ -412,7 +410,8 @@ class GatherChains(ChainFusion):
         order: tuple[int, ...],
         grid: Grid,
     ) -> tuple[ChainCall, dict[int, str]]:
-        """Add the nodes that the readers read instead: the slice as all ranks have it, and the new node of each row."""
+        """Add the nodes that the readers read instead: the slice as all ranks have it, and the new node of each
+        node."""
         facts = self.facts
         refused = {row: RefusedError(f"other consumer: {facts.names[users[0]]}") for row, users in readers.items()}
         for row, why in refused.items():  # a piece of a fan

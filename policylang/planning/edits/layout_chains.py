@@ -7,9 +7,9 @@ holds the same elements elsewhere. Layout operators pass new strides on; matrix 
 fresh memory. Everyone else (pointwise operators, whose results follow the strides of their inputs, collectives,
 writers, graph outputs) gets the strides it was traced with.
 
-*Deriving*: gathered shards, one after the other, are the digits of the ranks and then those of the shard. Any layout of
-these digits is a view, a permutation, and another view that joins what is then adjacent. The last is a view of memory
-only if the joined digits are in order there; otherwise a copy comes before it.
+*Deriving*: gathered shards, concatenated, are the digits of the ranks and then those of the shard. Any layout of these
+digits is a view, a permutation, and another view that joins what is then adjacent. The last is a view of memory only if
+the joined digits are in order there; otherwise it needs a copy.
 
 *Pieces*: ``chunk`` is traced with a ``getitem`` for every part, of which a rank may take one, another one on every
 rank. The others go with the tuple.
@@ -50,18 +50,18 @@ class Piece:
 
     base: int
     split: int | None
-    """The row that makes all parts; None for a slice."""
+    """The node that makes all parts; None for a slice."""
     cut: int
     """The dimension that is cut."""
     drops: bool
     """Set if the part lacks that dimension (``unbind``)."""
     place: int
-    """Which part, from 0."""
+    """The number of the part, from 0."""
     count: int
 
     @property
     def whole(self) -> int:
-        """The row whose readers are all parts."""
+        """The node whose readers are all parts."""
         return self.base if self.split is None else self.split
 
     @property
@@ -81,12 +81,12 @@ class Fan:
 
     @property
     def base(self) -> int:
-        """The row that is split."""
+        """The node that is split."""
         return self.first.base
 
 
 Hop = int | Fan
-"""A row, or the rows of a fan."""
+"""A node, or the nodes of a fan."""
 
 
 def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
@@ -119,7 +119,7 @@ def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
 
 
 def move_in(facts: Facts, row: int) -> Move:
-    """How the call in a row moves elements."""
+    """The element move of a node's call."""
     arguments = facts.arguments[row]
     return move_of(facts.targets[row], arguments, facts.shapes[row]) if arguments else Move()
 
@@ -148,7 +148,7 @@ def fan_of(facts: Facts, join: int) -> Fan | str:
 
 
 def copies(facts: Facts, rows: Iterable[int]) -> int:
-    """The number of rows that copy their input."""
+    """The number of nodes that copy their input."""
     count = 0
     for row in rows:
         move, source = move_in(facts, row), facts.inputs[row][0]
@@ -158,7 +158,7 @@ def copies(facts: Facts, rows: Iterable[int]) -> int:
 
 
 def piece_of(facts: Facts, row: int) -> Piece | None:
-    """The part that a slice, or a ``getitem`` of a split, takes; None for other rows and unequal parts."""
+    """The part that a slice, or a ``getitem`` of a split, takes; None for other nodes and unequal parts."""
     move, source, shape = move_in(facts, row), single_input(facts, row), facts.shapes[row]
     if source == NO_ROW or shape is None:
         return None
@@ -180,7 +180,7 @@ def piece_of(facts: Facts, row: int) -> Piece | None:
 
 
 def single_input(facts: Facts, row: int) -> int:
-    """The row that a layout operator or a collective reads; ``NO_ROW`` if its first argument is no single row."""
+    """The node that a layout operator or a collective reads; ``NO_ROW`` if its first argument is no single node."""
     arguments = facts.arguments[row]
     return arguments[0].row if arguments and isinstance(arguments[0], Ref) else NO_ROW
 
@@ -226,7 +226,7 @@ def path_between(facts: Facts, start: int, end: int) -> tuple[Hop, ...] | str:
 
 
 def tail(facts: Facts, wait: int) -> tuple[Hop, ...]:
-    """The layout operators after a row that are the only readers of their inputs, in the same phase."""
+    """The layout operators after a node that are the only readers of their inputs, in the same phase."""
     hops: list[Hop] = []
     row = wait
     while (hop := _only_reader(facts, row)) is not None:
@@ -271,18 +271,16 @@ def _only_reader(facts: Facts, row: int) -> Hop | None:
 
 
 def phase(facts: Facts, row: int) -> int:
-    """A row's phase; a half of a partition is one phase, whatever it recomputes."""
+    """A node's phase; a graph of a partition is one phase, whatever it recomputes."""
     if facts.kind in _HALVES and facts.ops[row] == "call_function":
         return _HALVES[facts.kind]
     return facts.phases[row]
 
 
 def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = False) -> list[tuple[int, Lengths]] | int:
-    """The rows behind a value whose strides change with it, in graph order, and their strides then.
-
-    Or a row that needs the value as it was. With ``dense_for_gaps``, an operator that makes a value of its own may read
-    a dense value in place of one with gaps between its rows: its result is laid out in the same way.
-    """
+    """The nodes after a value whose strides change with it, in graph order, and their new strides. Or a node that needs
+    the value unchanged. With ``dense_for_gaps``, an operator that allocates its result may read a dense value in place
+    of one with gaps between its rows: its result has the same strides."""
     found: list[tuple[int, Lengths]] = []
     pending = [] if stride == facts.strides[row] else [(row, stride)]
     while pending:
@@ -302,7 +300,7 @@ def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = Fa
 
 
 def _only_gaps(facts: Facts, row: int, stride: Lengths) -> bool:
-    """Whether a value is dense with these strides and had gaps between its rows, in the same order, before."""
+    """True if a value is dense with these strides and before had gaps between its rows, in the same order."""
     shape, before = facts.shapes[row], facts.strides[row]
     if shape is None or before is None or not is_contiguous(shape, stride):
         return False
@@ -387,8 +385,8 @@ def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copie
 
 
 def _runs(wanted: DigitLayout, order: Sequence[int]) -> list[tuple[tuple[int, int], int]]:
-    """The runs of digits that are adjacent in the gathered shards and in one dimension of the layout, in its own order:
-    the place of each in the gathered shards, slow ones first, and its size."""
+    """The runs of digits that are adjacent in the gathered shards and in one dimension of the layout, in the layout's
+    order: the place of each in the gathered shards, slow ones first, and its size."""
     places = {**{origin: place for place, origin in enumerate(order)}, SHARD: len(order)}
     gathered = sorted(wanted.flat, key=lambda digit: (places[digit.origin], -digit.weight))
     following = dict(pairwise(gathered))
@@ -405,11 +403,8 @@ def _runs(wanted: DigitLayout, order: Sequence[int]) -> list[tuple[tuple[int, in
 
 
 def common_names(facts: Facts) -> list[str]:
-    """The names of all nodes as every rank has them.
-
-    Where a rank takes its own piece of a split and nobody another one, the piece is another ``getitem`` on every rank.
-    There may be other pieces that nobody reads.
-    """
+    """The names of all nodes as every rank has them. If each rank takes only its piece of a split, the piece is another
+    ``getitem`` on every rank. There may be other pieces that nobody reads."""
     names, users, targets = list(facts.names), facts.users, facts.targets
     for row, readers in enumerate(users):
         if not facts.flags[row] & Flag.VIEW:
@@ -422,7 +417,7 @@ def common_names(facts: Facts) -> list[str]:
 
 
 def unread_pieces(facts: Facts) -> frozenset[int]:
-    """The rows of pieces that nobody reads, or only such pieces."""
+    """The nodes of pieces that nobody reads, or only such pieces."""
     found: set[int] = set()
     for row in range(len(facts) - 1, -1, -1):
         if facts.targets[row] == GETITEM and all(user in found for user in facts.users[row]):

@@ -1,13 +1,13 @@
-"""What one rank's graph does not tell: the process groups of other ranks, and which edits all ranks can make.
+"""The process groups of other ranks, and the edits that all ranks can make: neither is in one rank's graph.
 
-A rank's graph names only its own groups. Where a mesh is known, it gives those of the other ranks. Otherwise they are
-guessed to be this rank's own, moved by the distance between the two ranks, as in every mesh whose ranks are counted row
-by row: each of these ranks has to say that it has the same ranks, or nothing is done.
+A rank's graph names only that rank's groups. A known mesh gives those of the other ranks. Otherwise they are guessed to
+be this rank's groups, shifted by the distance between the two ranks, as in every row-major mesh: each of these ranks
+has to confirm the guess, or nothing is done.
 
-An edit that one rank lacks is made nowhere. Which part of a value a rank takes is a number in its graph, and may be the
-rank's own part by accident; if only one rank removed its gather, the others would wait in it for ever. So each rank
-proposes the rewrites that its graph allows, and the findings that they rest on. What not all ranks propose alike is
-rejected, and the rewrites are planned anew without it, until all proposals are the same; nearly always that takes one
+An edit that one rank lacks is made nowhere. The part of a value that a rank takes is a number in its graph, and may
+equal the rank's position by accident; if only one rank removed its gather, the others would wait in it for ever. So
+each rank proposes the rewrites that its graph allows, and the findings that they rest on. Rewrites that not all ranks
+propose alike are rejected, and the rest is planned anew, until all proposals are the same; that nearly always takes one
 round.
 """
 
@@ -41,7 +41,7 @@ class Grid:
 
     @property
     def guessed(self) -> bool:
-        """Whether no mesh says which ranks these are."""
+        """True if no mesh gives these ranks."""
         return not self.everyone
 
     def ordered(self, order: Sequence[int]) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ def grid_of(facts: Facts, names: Sequence[str]) -> Grid | str:
 
 
 def _rank_of_graph(facts: Facts) -> int | None:
-    """The rank whose graph it is: as the facts say, or the only one in all groups of the graph."""
+    """The rank whose graph it is: from the facts, or the only rank in all groups of the graph."""
     if facts.rank is not None or not facts.groups:
         return facts.rank
     members = [set(group.ranks) for group in facts.groups.values()]
@@ -89,7 +89,7 @@ def _rank_of_graph(facts: Facts) -> int | None:
 
 
 def dims_of(group: Group, meshes: Sequence[Mesh]) -> tuple[str, ...]:
-    """The mesh dimensions that a group spans, slow to fast; empty where nothing says so."""
+    """The mesh dimensions that a group spans, slow to fast; empty if unknown."""
     for mesh in meshes:
         for spanned in _spans(mesh, group):
             return tuple(mesh.dims[dim] for dim in spanned) if mesh.dims else ()
@@ -144,11 +144,9 @@ def _of_mesh(groups: Sequence[Group], mesh: Mesh, rank: int) -> Grid | str:
 def _composed(
     mesh: Mesh, groups: Sequence[Group], spans: Sequence[tuple[int, ...]], rank: int
 ) -> tuple[int, ...] | None:
-    """Whose shards a rank gets, by place, on a mesh whose ranks are not counted row by row: each gather brings what the
-    members of its group have by then. None if not every rank that takes part has the groups that this says.
-
-    torch sorts the ranks of a mesh's groups unless it is given groups; a group of the graph shows which.
-    """
+    """The ranks whose shards a rank gets, by place, on a mesh that is not row-major: each gather brings what the
+    members of its group have by then. None if a rank that takes part lacks the groups that this implies. torch sorts
+    the ranks of a mesh's groups unless it is given groups; a group of the graph shows which."""
     index_of = {each: index for index, each in enumerate(mesh.ranks)}
     is_sorted = [list(group.ranks) == sorted(group.ranks) for group in groups]
 
@@ -223,7 +221,7 @@ class Proposal:
     terms: str
     """All of it that has to be alike."""
     among: tuple[int, ...] = ()
-    """The ranks that take part in it, in order, where no mesh says so: each of them has to propose the same."""
+    """The ranks that take part in it, in order, if no mesh gives them: each of them has to propose the same."""
 
 
 class Ranks(Protocol):
@@ -232,8 +230,8 @@ class Ranks(Protocol):
     def unshared(self, offers: Sequence[Proposal]) -> Mapping[str, str]:
         """Exchange proposals with the other ranks.
 
-        Returns the names of those that not all ranks make alike, the same names on every rank, with a phrase that says
-        on which ranks each is missing. If there are any, every rank asks again without them.
+        Returns the names of those that not all ranks make alike, the same names on every rank, with a phrase that names
+        the ranks on which each is missing. If there are any, every rank asks again without them.
         """
 
 
@@ -242,9 +240,9 @@ class ConsensusRound:
     """One attempt at a plan."""
 
     asked: bool
-    """Whether other ranks are asked at all."""
+    """True if other ranks are asked at all."""
     rejected: Mapping[str, str] = field(factory=dict)
-    """By name, what earlier rounds rejected, and why."""
+    """By name, the proposals that earlier rounds rejected, and why."""
     proposals: list[Proposal] = field(factory=list)
 
 

@@ -1,13 +1,13 @@
 """Proof of an edit: the old and the new nodes give the same tensors on every rank, or the edit is refused.
 
 Both run element by element on labelled shards of all ranks of the grid, with the groups' true rank lists, in this one
-process. What each call does to elements is the operator table's (:mod:`policylang.operators.moves`), which the tests
-compare with torch; a view that torch would refuse is refused here too. Nothing here knows how edits are found.
+process. The operator table (:mod:`policylang.operators.moves`) gives what each call does to elements, and the tests
+compare it with torch; a view that torch would refuse is refused here too. Nothing here knows how edits are found.
 
-Tensors are made small first: what no operator cuts or counts acts alike on any size. A length of a shard is split into
-factors just where some operator cuts it, and each factor becomes 2, 3 or 5; group sizes stay. Different values joined
-along a dimension (a ``cat`` of flattened shards) form a digit of their own, as long as its small parts are together; it
-may be cut only where one of them begins.
+Tensors are made small first: a length that no operator cuts or counts may have any size. A length of a shard is split
+into factors just where some operator cuts it, and each factor becomes 2, 3 or 5; group sizes stay. Different values
+joined along a dimension (a ``cat`` of flattened shards) form a separate digit, as long as its small parts are together;
+it may be cut only where one of them begins.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ChainCall:
     """As in :class:`~policylang.planning.graph_edit.NewNode`; collectives have the name of their group or a
     :class:`FusedGroup`."""
     shape: tuple[int, ...] | None
-    """Of its result; None for a tuple."""
+    """The shape of its result; None for a tuple."""
     move: Move = field(default=Factory(lambda it: move_of(it.target, it.arguments, it.shape), True), repr=False)
 
     @property
@@ -56,7 +56,7 @@ class ChainCall:
 
 
 def old_calls(facts: Facts, rows: Iterable[int]) -> list[ChainCall]:
-    """The calls in some rows, in graph order."""
+    """The calls in some nodes, in graph order."""
     found = []
     for row in rows:
         arguments = _named(facts, facts.arguments[row])
@@ -163,7 +163,7 @@ class Sizes:
     cuts: list[tuple[DigitLayout, DigitLayout]] = field(factory=list)
     """Inputs and results of calls: a digit that is gone keeps its size."""
     weights: dict[int, list[int]] = field(factory=dict)
-    """Where the digits of an origin are cut, ascending."""
+    """The bounds at which the digits of an origin are cut, ascending."""
     joined: dict[int, tuple[Digits, ...]] = field(factory=dict)
     """By origin of a digit that counts joined values, the digits along which they are joined."""
     kept: dict[str, tuple[int, int]] = field(factory=dict)
@@ -229,7 +229,7 @@ class Sizes:
                 size, rest = divmod(high, low)
                 if rest:
                     raise MoveError(f"{high} is cut into parts of {low}")
-                if origin in self.joined:  # its parts are values that came before it
+                if origin in self.joined:  # its parts are earlier values
                     parts = self.joined[origin]
                     if factor in fixed or size != sum(map(size_of, parts)):
                         raise MoveError(ACROSS_JOINED)
@@ -271,11 +271,9 @@ MOST_ELEMENTS = 1 << 22
 
 @frozen
 class Equivalence:
-    """The claim that old and new calls give the same tensors.
-
-    ``sources`` are the values that both start from, with the shape that each rank's has; ``pairs`` are the old and new
-    values that have to be the same; ``groups`` names the old collectives' groups in the order of ``grid``.
-    """
+    """The claim that old and new calls give the same tensors. ``sources`` are the values that both start from, with the
+    shape that each rank's has; ``pairs`` are the old and new values that have to be the same; ``groups`` names the old
+    collectives' groups in the order of ``grid``."""
 
     sources: tuple[tuple[str, tuple[int, ...]], ...]
     old: Sequence[ChainCall]
@@ -379,7 +377,8 @@ def _labelled(
     small: Mapping[str, tuple[int, ...]], ranks: Sequence[int], *, alike: bool, sums: bool
 ) -> dict[str, dict[int, Tensor]]:
     """The sources of each rank, with labels as elements: the same on all ranks if ``alike``; for ``sums``, such that a
-    sum tells what was added, by binary digits of each rank's own; else labels that no other element of any rank has."""
+    sum identifies its summands, by separate binary digits for each rank; else labels that no other element of any rank
+    has."""
     count = sum(map(prod, small.values()))
     width = (count * len(ranks)).bit_length() + 1
     found: dict[str, dict[int, Tensor]] = {name: {} for name in small}
@@ -400,10 +399,8 @@ def _labelled(
 
 
 def _meets_once(claimed: Equivalence) -> bool:
-    """Whether all ranks do the same, as one group, and nothing that has met there meets again.
-
-    Then what a sum adds up lies at one place of every rank's shards, and is told by that place.
-    """
+    """True if all ranks do the same, as one group, and no elements are reduced together twice. Then a sum adds elements
+    at one place of every rank's shards, and that place identifies them."""
     met: set[str] = set()
     for call in (*claimed.old, *claimed.new):
         if isinstance(call.move, Cut) and isinstance(call.move.start, Part):

@@ -1,10 +1,10 @@
-"""``collapse round_trips``: a value gathered and sliced back to the rank's own part is replaced by that part.
+"""``collapse round_trips``: a value gathered and sliced back to the rank's part is replaced by that part.
 
 Values are followed from the gathers on as digits (:mod:`policylang.operators.layouts`). A slice at this rank's
-positions in the groups takes away the digits that count their ranks; if only digits of one value on the chain are
-left, the slice is a view of that value. Which part a rank takes is a number in its graph, and this rank's may equal
-its position by accident (on a square mesh, its place along the other dimension). So a slice counts as a rank's own
-part only if all ranks say so of theirs; where they cannot be asked, nothing is collapsed.
+positions in the groups takes away the digits that count their ranks; if only digits of one value on the chain are left,
+the slice is a view of that value. The part that a rank takes is a number in its graph, and may equal the rank's
+position by accident (on a square mesh, its place along the other dimension). So a slice counts as the rank's part only
+if all ranks confirm theirs; if they cannot be asked, nothing is collapsed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,9 @@ from policylang.operators import layouts
 from policylang.operators.layouts import DigitLayout, NoDigitsError, is_contiguous
 from policylang.operators.moves import JOINS, PASSING, Cut, Pick, movers_of
 from policylang.operators.names import GATHER
+from policylang.planning.edits import layout_chains
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting
 from policylang.planning.edits.fusion import slice_on_ranks
-from policylang.planning.edits.layout_chains import (
-    Fan,
-    Hop,
-    Piece,
-    common_names,
-    copies,
-    fan_of,
-    layout_after,
-    piece_of,
-    relaid,
-    single_input,
-    steps_to,
-)
 from policylang.planning.edits.other_ranks import UNASKED
 from policylang.planning.edits.proof import old_calls
 from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
@@ -46,10 +34,10 @@ _CUTS = movers_of(Cut, Pick)
 
 @frozen
 class _Value:
-    """A row whose elements come from one gathered value."""
+    """A node whose elements come from one gathered value."""
 
     gathers: tuple[int, ...]
-    """All gathers on the way, in running order; digits name them by their index here."""
+    """All gathers up to here, in running order; digits name them by their index here."""
     layout: DigitLayout
 
 
@@ -59,7 +47,7 @@ class _Trip:
 
     row: int
     home: int
-    """The row that the slice is a view of."""
+    """The node that the slice is a view of."""
     gathers: tuple[int, ...]
     """The gathers between the two."""
     layout: DigitLayout
@@ -71,20 +59,20 @@ class RoundTrips(EditPlanner[Collapse]):
 
     kind = "round_trip"
     counted = "all_gather"
-    nothing_found = "no value of this graph is gathered and cut again"
+    nothing_found = "no value of this graph is gathered and sliced back"
 
     def __init__(self, statement: Collapse, setting: Setting) -> None:
         super().__init__(statement, setting)
         self.values: dict[int, _Value] = {}
-        self.cuts: dict[int, tuple[Piece, layouts.Digits, tuple[int, ...]]] = {}
+        self.cuts: dict[int, tuple[layout_chains.Piece, layouts.Digits, tuple[int, ...]]] = {}
         """Slices at this rank's own part, the digits that each fixes, and the gathers that these number."""
         self.dead: set[int] = set()
         self.instead: dict[int, str] = {}
         """By slice, the name of what is read instead."""
         self.reading_instead: dict[int, list[int]] = {}
-        """By row that is read instead, the slices it replaces."""
+        """By node that is read instead, the slices it replaces."""
         self.memory = ReplacedMemory(self.facts)
-        self.common = common_names(self.facts)
+        self.common = layout_chains.common_names(self.facts)
 
     def outcomes(self) -> list[Edit | Refusal]:
         facts, found = self.facts, list[tuple[int, Edit | Refusal]]()
@@ -92,22 +80,22 @@ class RoundTrips(EditPlanner[Collapse]):
             if target == GATHER:
                 self._gather(row)
             elif target in JOINS:
-                if isinstance(fan := fan_of(facts, row), Fan):
+                if isinstance(fan := layout_chains.fan_of(facts, row), layout_chains.Fan):
                     self._follow(row, fan.base, fan)
             elif target in PASSING:
                 piece = self._piece(row)
                 if piece is None or piece.count == 1:
-                    self._follow(row, single_input(facts, row), row)
+                    self._follow(row, layout_chains.single_input(facts, row), row)
                 elif piece.base in self.values and not piece.drops and not self._fans_out(piece):
                     found.append((row, self._cut(row, piece)))
-        # A slice that keeps too much may be part of the way to one that does not.
+        # A slice that keeps too much may lead to one that does not.
         return [outcome for row, outcome in found if isinstance(outcome, Edit) or row not in self.dead]
 
     # --- values on their way ---
 
     def _gather(self, row: int) -> None:
         facts = self.facts
-        source, name = single_input(facts, row), facts.group_names[row]
+        source, name = layout_chains.single_input(facts, row), facts.group_names[row]
         if source < 0 or not name:
             return
         before, shape = self.values.get(source), facts.shapes[source]
@@ -118,29 +106,32 @@ class RoundTrips(EditPlanner[Collapse]):
         layout = before.layout.gathered(len(before.gathers), facts.groups[name].size)
         self._keep(row, _Value((*before.gathers, row), layout))
 
-    def _follow(self, row: int, source: int, hop: Hop) -> None:
+    def _follow(self, row: int, source: int, hop: layout_chains.Hop) -> None:
         if source in self.values:
             value = self.values[source]
             with suppress(NoDigitsError):
-                self._keep(row, evolve(value, layout=layout_after(self.facts, hop, value.layout)))
+                self._keep(row, evolve(value, layout=layout_chains.layout_after(self.facts, hop, value.layout)))
 
     def _keep(self, row: int, value: _Value) -> None:
         if value.layout.shape == self.facts.shapes[row] and self.facts.strides[row] is not None:
             self.values[row] = value
 
-    def _piece(self, row: int) -> Piece | None:
-        return piece_of(self.facts, row) if self.facts.targets[row] in _CUTS else None
+    def _piece(self, row: int) -> layout_chains.Piece | None:
+        return layout_chains.piece_of(self.facts, row) if self.facts.targets[row] in _CUTS else None
 
-    def _fans_out(self, piece: Piece) -> bool:
-        """Whether all parts are joined again: a gather along another dimension, written out."""
+    def _fans_out(self, piece: layout_chains.Piece) -> bool:
+        """True if all parts are joined again: a gather along another dimension, written out."""
         facts = self.facts
         readers = {user for part in facts.users[piece.whole] for user in facts.users[part]}
         joins = [user for user in readers if facts.targets[user] in JOINS]
-        return any(isinstance(fan := fan_of(facts, join), Fan) and fan.base == piece.base for join in sorted(joins))
+        return any(
+            isinstance(fan := layout_chains.fan_of(facts, join), layout_chains.Fan) and fan.base == piece.base
+            for join in sorted(joins)
+        )
 
     # --- one slice ---
 
-    def _cut(self, row: int, piece: Piece) -> Edit | Refusal:
+    def _cut(self, row: int, piece: layout_chains.Piece) -> Edit | Refusal:
         facts, value = self.facts, self.values[piece.base]
         name = facts.names[piece.base]
         try:
@@ -150,7 +141,7 @@ class RoundTrips(EditPlanner[Collapse]):
             cut = evolve(value, layout=DigitLayout((*dims[: piece.cut], rest, *dims[piece.cut + 1 :])))
             if cut.layout.shape != facts.shapes[row] or facts.strides[row] is None:
                 raise RefusedError(f"sizes not fixed: {name}")
-            # What holds on every rank alike comes first: where ranks give different reasons, they are stopped.
+            # Reasons that hold on every rank alike come first: ranks that give different reasons are stopped.
             for reader in facts.users[piece.whole]:
                 other = self._piece(reader)
                 # Own and other parts are different nodes on every rank, so plans would differ.
@@ -168,7 +159,7 @@ class RoundTrips(EditPlanner[Collapse]):
             trip = self._trip(row, cut)
             if why_not:
                 raise RefusedError(f"{why_not} of {name}")
-            # Followed from here on as a view of home: what is gathered again starts from there.
+            # From here on a view of home: another gather of it starts from there.
             del self.values[row]
             if passed := value.gathers[: -len(trip.gathers)]:
                 self.values[row] = evolve(cut, gathers=passed)
@@ -182,7 +173,7 @@ class RoundTrips(EditPlanner[Collapse]):
         names = [self.common[index[name]] if name in index else name for name in edit.sources]
         return evolve(edit, sources=tuple(names))
 
-    def _part(self, piece: Piece, value: _Value) -> tuple[layouts.Digits, layouts.Digits]:
+    def _part(self, piece: layout_chains.Piece, value: _Value) -> tuple[layouts.Digits, layouts.Digits]:
         """The digits that the slice fixes, and those of the dimension that it leaves."""
         name = self.facts.names[piece.base]
         digits = value.layout.dims[piece.cut]
@@ -200,7 +191,7 @@ class RoundTrips(EditPlanner[Collapse]):
         facts = self.facts
         for place, gather in enumerate(value.gathers):
             if left <= set(range(place)):
-                home = single_input(facts, gather)
+                home = layout_chains.single_input(facts, gather)
                 before = self.values[home].layout if home in self.values else layouts.shard(facts.shapes[home] or ())
                 try:
                     layout = layouts.relative(value.layout, before)
@@ -228,17 +219,17 @@ class RoundTrips(EditPlanner[Collapse]):
         if facts.phases[home] != facts.phases[row] and facts.input_kinds[home] == InputKind.NOT_AN_INPUT:
             raise RefusedError(f"other phase: {facts.names[row]}")
         self.memory.check(trip.home, trip.row, trip.gathers[0])
-        steps = steps_to(trip.layout, (), shape)
-        if steps.copies > copies(facts, rows):
+        steps = layout_chains.steps_to(trip.layout, (), shape)
+        if steps.copies > layout_chains.copies(facts, rows):
             raise RefusedError("would copy what is not copied now")
-        restrided = relaid(facts, row, steps.stride, dense_for_gaps=True)
+        restrided = layout_chains.relaid(facts, row, steps.stride, dense_for_gaps=True)
         if isinstance(restrided, int):
             raise RefusedError(f"{facts.names[restrided]} needs {facts.names[row]} as it lies in memory")
         new = NewNodes(self.setting)
         result = new.follow(Node(facts.names[home]), steps, row).name
         proof = self._proof(trip, rows, new, result)
         if not self.setting.consensus.asked:
-            raise RefusedError(UNASKED, "that they take their own parts too is not in this rank's graph")
+            raise RefusedError(UNASKED, "this rank's graph does not show that they take their parts too")
         new.take_names()
         self.reading_instead.setdefault(home, []).append(row)
         dead = self._newly_dead(rows)
@@ -254,7 +245,7 @@ class RoundTrips(EditPlanner[Collapse]):
         )
 
     def _rows(self, trip: _Trip) -> tuple[int, ...]:
-        """The rows from home, excluded, to the slice."""
+        """The nodes from home, excluded, to the slice."""
         facts = self.facts
         found, pending = {trip.row}, [trip.row]
         while pending:
@@ -266,7 +257,7 @@ class RoundTrips(EditPlanner[Collapse]):
 
     def _proof(self, trip: _Trip, rows: Sequence[int], new: NewNodes, result: str) -> Proof:
         facts = self.facts
-        # More than those of the trip, where a slice on the way has come back from others already.
+        # More than the trip's gathers, if a slice on the way was itself collapsed.
         gathers = [row for row in rows if facts.targets[row] == GATHER]
         groups = self.groups_of(gathers)
         grid = self.grid(groups)
@@ -285,7 +276,7 @@ class RoundTrips(EditPlanner[Collapse]):
         return self.prove([trip.home], old, new.calls(), {trip.row: result}, groups)
 
     def _newly_dead(self, rows: Sequence[int]) -> list[int]:
-        """The rows that nobody reads once the last of them is not read, in graph order."""
+        """The nodes that nobody reads once the last of them is not read, in graph order."""
         users, found = self.facts.users, list[int]()
         for row in reversed(rows):
             instead = (user for each in self.reading_instead.get(row, ()) for user in users[each])

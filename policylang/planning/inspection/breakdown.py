@@ -1,28 +1,40 @@
-"""A plan block by block: which values are saved and recomputed, what each costs, which line of the policy decided.
+"""A plan block by block, and at its peak: what each value costs, and which line of the policy keeps it.
 
-Blocks in which the same happens are one *group*: the same sequence of operators, modules, shapes, decisions and
-deciding lines. What is left to PyTorch's partitioner counts as saved, and is told apart.
+Equal blocks are one *group*: the same sequence of operators, modules, shapes, decisions and deciding lines. Values left
+to PyTorch's partitioner count as saved, and are listed separately. The values at the peak come from the same lifetimes
+as the curve: they sum up to it exactly. A saved view's storage is listed under the line that saves the view.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nsmallest
 from math import fsum, inf
+from typing import Literal, assert_never
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, uncounted_operators
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, InputKind, Phase, Schedule, StepKind, uncounted_operators
 from policylang.language.cancellation import check_cancelled
 from policylang.language.shown import folded_names
 from policylang.operators.names import GETITEM
 from policylang.planning.inspection.communication import Communication, communication
 from policylang.planning.inspection.worth import SAVED, a_gib, as_counted, time_difference, time_of_step
 from policylang.planning.liveness import BackwardCost, counted_by_data, saved_and_recomputed
+from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.plan import Plan, schedule_of
-from policylang.planning.value_outcome import KEPT, LEFT_TO_MIN_CUT, Held, Outcome, is_open, saved_bytes
-from policylang.simulation.memory import Peak, Timeline, peak_of, simulate
+from policylang.planning.value_outcome import (
+    KEPT,
+    LEFT_TO_MIN_CUT,
+    RECOMPUTED,
+    Decision,
+    Held,
+    Outcome,
+    is_open,
+    saved_bytes,
+)
+from policylang.simulation.memory import Origin, Peak, Timeline, highest_moment, peak_of, simulate
 from policylang.simulation.streams import RunLog, StepTime, walk
 
 OUTSIDE = "outside the blocks"
@@ -42,7 +54,7 @@ class ValueEntry:
     """``file:line`` of the rule that decided, None where none did."""
     reason: str
     bytes: int
-    """For all ``count`` values. Memory that several saved values look into counts for the first of them."""
+    """For all ``count`` values. Memory that several saved values alias counts for the first of them."""
     flops: int
     """Recomputed FLOPs."""
     count: int = 1
@@ -81,7 +93,7 @@ class BlockGroup:
     label: str
     """``model.layers.1–31``."""
     blocks: tuple[int, ...]
-    """Numbers of the blocks; empty for what lies outside every block."""
+    """Numbers of the blocks; empty for nodes outside every block."""
     amounts: Amounts
     entries: tuple[ValueEntry, ...] = ()
 
@@ -105,8 +117,7 @@ class Scenario:
     timeline: Timeline
     schedule: Schedule
     facts: Facts = field(repr=False)
-    """The graph that the schedule and the timeline are of: that of the plan, or, where a policy schedules, the one that
-    it makes of it, in which a recomputation is a node of its own."""
+    """The graph of the schedule and the timeline: the plan's, or, if the policy schedules, the rematerialised graph."""
     time: StepTime | None = None
     """None without a device."""
 
@@ -115,17 +126,17 @@ class Scenario:
 class Breakdown:
     plan: Plan
     groups: tuple[BlockGroup, ...]
-    """In the order of their first block; what lies outside the blocks comes last."""
+    """In the order of their first block; the nodes outside the blocks come last."""
     under: Scenario
     """The step under the policy."""
     without: Scenario
     """The step in which nothing is recomputed: everything that the backward reads is kept."""
     forward_flops: int
     outcomes: Sequence[Outcome | None]
-    """By row; None for a value that the backward does not need."""
+    """By node; None for a value that the backward does not need."""
     uncounted: Mapping[str, int] | None
     """The operators of the forward that could do matrix work and that no FLOP formula counts, and how many calls; None
-    where an older snapshot does not say."""
+    if an older snapshot lacks it."""
     uncounted_again: Mapping[str, int] | None
     """The recomputed ones among them."""
     communication: Communication | None = None
@@ -185,7 +196,7 @@ def breakdown(plan: Plan) -> Breakdown:
 
 def _scenario(plan: Plan, schedule: Schedule, needs: BackwardCost, outcomes: Sequence[Outcome | None]) -> Scenario:
     timeline, time = simulate(plan.facts, schedule), time_of_step(plan, schedule)
-    # Other saved values may look into the same memory: what is open is what goes if only the open ones do.
+    # Other saved values may alias the same memory: open are only the bytes that go if the open values do.
     closed = [row for row in needs.saved if not outcomes or outcomes[row] is not LEFT_TO_MIN_CUT]
     rest = (
         needs.saved_bytes if len(closed) == len(needs.saved) else sum(saved_bytes(plan.facts, closed, plan.decisions))
@@ -205,7 +216,7 @@ def _scenario(plan: Plan, schedule: Schedule, needs: BackwardCost, outcomes: Seq
 
 
 def _in_order(scenario: Scenario, found: Communication) -> Scenario:
-    """The same values kept and recomputed, in the order of the scheduling lines."""
+    """The scenario with the same decisions, in the order of the scheduling lines."""
     step, time = found.planned, scenario.time
     if time is not None and step.lanes is not None:
         time = evolve(time, step=step.lanes.step, exposed=step.lanes.exposed)
@@ -258,7 +269,7 @@ def _entry(plan: Plan, row: int, outcome: Outcome, block: int, size: int) -> Val
 
 
 def operator_of(facts: Facts, row: int) -> str:
-    """The operator that a value comes from: of a ``getitem`` the one that it reads."""
+    """The operator that makes a value: of a ``getitem`` the one that it reads."""
     return facts.targets[facts.owners[row] if facts.targets[row] == GETITEM else row]
 
 
@@ -390,3 +401,207 @@ def _rule(found: Breakdown, mine: Mapping[int, Sequence[ValueEntry]]) -> RuleAmo
         for blocks, amounts in sorted(inside, key=lambda each: each[0])
     ]
     return RuleAmounts(_amounts(everything, timed=timed), (*groups, *rest))
+
+
+MOST_VALUES = 20
+
+_INPUTS: dict[int, str] = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.USER: "input",
+    InputKind.TANGENT: "tangent",
+}
+
+
+@frozen
+class Moment:
+    """A step of the schedule."""
+
+    step: int
+    """Counted from 1."""
+    node: str
+    half: Literal["forward", "backward"]
+    again: bool
+    """True if it computes or fetches a forward value for the backward."""
+
+
+@frozen
+class AliveValue:
+    """One piece of memory."""
+
+    name: str
+    """The node that allocated it."""
+    bytes: int
+    operator: str
+    """Empty for an input of the graph."""
+    module: str
+    """The dotted name of a parameter or buffer."""
+    block: str
+    what: str
+    """Why it is there: ``parameter``, ``saved``, ``recomputed``, ``in use``, …"""
+    source: str | None
+    """``file:line`` of the rule that decided it, None where none did."""
+    rule: str
+    """The rule's text; else what decided instead of one, empty where there was nothing to decide."""
+    saved_as: str
+    """The view for which the memory is kept."""
+    made: Moment | None
+    """None for what is there before the first step."""
+    last: Moment | None
+    """The step after which it is given back; None for what stays."""
+
+
+@frozen
+class AliveShare:
+    """All that is alive for one reason, by one line."""
+
+    what: str
+    source: str | None
+    rule: str
+    count: int
+    bytes: int
+
+
+@frozen
+class PeakValues:
+    """``values`` and ``rest_bytes`` sum up to ``bytes``, and so do ``shares``."""
+
+    bytes: int
+    """The simulated peak."""
+    at: Moment | None
+    """None where no step needs more than what is there before the first."""
+    steps: int
+    """The number of steps in the schedule."""
+    values: tuple[AliveValue, ...]
+    """The largest, largest first."""
+    rest: int
+    """The number of values alive beside these."""
+    rest_bytes: int
+    shares: tuple[AliveShare, ...]
+    """By reason and line, the largest first."""
+
+
+def values_at_peak(found: Breakdown, most: int = MOST_VALUES) -> PeakValues:
+    """The ``most`` largest values alive at the highest moment of the step under the policy, and all of them by line.
+    What takes no memory does not count as a value."""
+    facts, schedule, timeline = found.under.facts, found.under.schedule, found.under.timeline
+    sizes = timeline.lifetimes.bytes
+    entry = highest_moment(timeline)
+    step = -1 if entry is None else timeline.steps[entry]
+    alive = [at for at in timeline.lifetimes.alive_at(step) if sizes[at]]
+    named = _Named(found)
+    shares: dict[tuple[str, str | None, str], list[int]] = {}
+    for at in alive:
+        what, source, rule, _ = named.reason(at)
+        shares.setdefault((what, source, rule), []).append(sizes[at])
+    largest = nsmallest(most, alive, key=lambda at: (-sizes[at], at))
+    total = timeline.resident if entry is None else timeline.live[entry]
+    by_line = (AliveShare(*reason, len(each), sum(each)) for reason, each in shares.items())
+    return PeakValues(
+        bytes=total,
+        at=moment_of(schedule, facts, step),
+        steps=len(schedule),
+        values=tuple(named.value(at) for at in largest),
+        rest=len(alive) - len(largest),
+        rest_bytes=sum(sizes[at] for at in alive) - sum(sizes[at] for at in largest),
+        shares=tuple(sorted(by_line, key=lambda share: -share.bytes)),
+    )
+
+
+def moment_of(schedule: Schedule, facts: Facts, step: int) -> Moment | None:
+    """None before the first step and after the last."""
+    if not 0 <= step < len(schedule):
+        return None
+    row, backward = schedule.rows[step], schedule.regions[step] > 0
+    again = backward and facts.phases[row] == Phase.FORWARD
+    return Moment(step + 1, facts.names[row], "backward" if backward else "forward", again)
+
+
+class _Named:
+    """Memory in the words of a policy. Rows are nodes of the graph that the step runs; if scheduling lines rewrote it,
+    the plan's values are found by name, and what a bucket adds has none."""
+
+    def __init__(self, found: Breakdown) -> None:
+        self.plan, self.outcomes, self.facts = found.plan, found.outcomes, found.under.facts
+        order = self.plan.order if self.facts is not self.plan.facts else None
+        self.block_of, self.block_names = (order or self.plan).block_of, (order or self.plan).block_names
+        ran = None if order is None else rematerialised(self.plan.facts, self.plan.schedule)
+        names, rows = (self.facts.names, range(len(self.facts))) if ran is None else (ran.facts.names, ran.origin)
+        self.planned = dict(zip(names, rows, strict=True))
+        """Node to the node of the plan's facts with the same value, first run or recomputed."""
+        self.schedule, self.lifetimes = found.under.schedule, found.under.timeline.lifetimes
+        self.keeper: dict[int, int] = {}  # memory → the first value that is kept in it
+        roots = self.facts.storage_roots
+        for row in range(len(self.facts)):
+            outcome = self._outcome(row)
+            if outcome is not None and outcome.on_device:
+                self.keeper.setdefault(roots[row], row)
+
+    def _recomputes(self, row: int) -> int | None:
+        """The node of the plan's facts whose value a node of the step recomputes."""
+        planned = self.planned.get(self.facts.names[row])
+        return None if planned is None or self.plan.facts.names[planned] == self.facts.names[row] else planned
+
+    def _outcome(self, row: int) -> Outcome | None:
+        planned = self.planned.get(self.facts.names[row])
+        return None if planned is None or self._recomputes(row) is not None else self.outcomes[planned]
+
+    def reason(self, at: int) -> tuple[str, str | None, str, int]:
+        """Why it is there, by which line, in its words, and the value whose decision that is."""
+        facts, row = self.facts, self.lifetimes.rows[at]
+        by, what = row, ""
+        match Origin(self.lifetimes.origins[at]):
+            case Origin.INPUT | Origin.TANGENT:
+                other = "constant" if facts.ops[row] == "get_attr" else "input"
+                return _INPUTS.get(facts.input_kinds[row], other), None, "", row
+            case Origin.FIRST_RUN:
+                if (again := self._recomputes(row)) is not None:
+                    return RECOMPUTED.word, *self._line(self.plan.decisions[again]), row
+                if facts.phases[row] == Phase.BACKWARD:
+                    return ("returned" if self._stays(at) else "backward"), None, "", row
+                by = self.keeper.get(row, row)
+                outcome = self._outcome(by)
+                what = "returned" if self._stays(at) else "in use"
+                if outcome is not None and outcome.held is not Held.NOWHERE:
+                    what = outcome.word
+            case Origin.SECOND_RUN:
+                what = RECOMPUTED.word
+            case Origin.COPY_FROM_HOST:
+                what = "copied back"
+            case Origin.GENERATOR_STATE:
+                what = "generator state"
+            case origin:
+                assert_never(origin)
+        planned = self.planned.get(facts.names[by])
+        return what, *self._line(None if planned is None else self.plan.decisions[planned]), by
+
+    def _line(self, decision: Decision | None) -> tuple[str | None, str]:
+        if decision is None:
+            return None, ""
+        if decision.rule is None:
+            return None, decision.reason or f"undecided -> {self.plan.undecided}"
+        rule = self.plan.policy.rules[decision.rule]
+        return rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text
+
+    def _stays(self, at: int) -> bool:
+        return self.lifetimes.last[at] >= len(self.schedule)
+
+    def value(self, at: int) -> AliveValue:
+        facts, lifetimes = self.facts, self.lifetimes
+        row = lifetimes.rows[at]
+        what, source, rule, by = self.reason(at)
+        is_input = facts.phases[row] == Phase.INPUT
+        block = self.block_of[row] if self.block_names else -1
+        return AliveValue(
+            name=facts.names[row],
+            bytes=lifetimes.bytes[at],
+            operator="" if is_input else operator_of(facts, row),
+            module=facts.input_names[row] if is_input else facts.modules[row] or facts.modules[facts.owners[row]],
+            block=self.block_names[block] if block >= 0 else "",
+            what=what,
+            source=source,
+            rule=rule,
+            saved_as=facts.names[by] if by != row else "",
+            made=moment_of(self.schedule, facts, lifetimes.made[at]),
+            last=moment_of(self.schedule, facts, lifetimes.last[at]),
+        )

@@ -12,16 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, Schedule, StepKind
 from policylang.language.devices.profile import collective_kind
 from policylang.language.syntax import Bucket, Overlap, Policy
 from policylang.operators.names import WAITS
 from policylang.planning.graph_edit import Edits, Proof
 from policylang.planning.plan import Plan
-from policylang.simulation.collective_times import operator_name
 from policylang.simulation.memory import Peak, Timeline, peak_of, simulate
-from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.node_times import NodeTimes, operator_name
 from policylang.simulation.streams import CollectiveRun, Lanes, exposed_bound, lanes, size_in_flight, streams_of
 from policylang.simulation.streams import in_flight as in_flight_at
 
@@ -40,7 +38,7 @@ class StepInOrder:
     lanes: Lanes | None
     """None without a device."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)
-    """Row to block number, -1 outside every block; empty where no blocks are known."""
+    """Node to block number, -1 outside every block; empty where no blocks are known."""
 
     def kinds(self) -> dict[str, int]:
         """The number of collectives by kind: ``all-gather``; in the order of their first run."""
@@ -49,7 +47,7 @@ class StepInOrder:
 
     @property
     def collectives(self) -> list[int]:
-        """Their rows in the order in which they start; a recomputed one is there twice."""
+        """Their nodes in the order in which they start; a recomputed one is there twice."""
         return collective_rows(self.facts, self.schedule)
 
 
@@ -215,7 +213,7 @@ def group_of(facts: Facts, row: int) -> str:
 
 
 def bucket_statements(policy: Policy) -> list[int]:
-    """Which of ``Policy.rewrites`` are buckets."""
+    """The indices of the buckets in ``Policy.rewrites``."""
     return [at for at, statement in enumerate(policy.rewrites) if isinstance(statement, Bucket)]
 
 

@@ -204,7 +204,7 @@ def folded(blocks: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
 
 
 def _decided(plan: Plan) -> dict[str, tuple[Decider, str]]:
-    """Owner's name to what decides it, and its block."""
+    """Producer's name to what decides it, and its block."""
     facts, found = plan.facts, dict[str, tuple[Decider, str]]()
     sides: dict[int, Decider] = {}  # decisions are few shared objects
     for row in facts.forward:

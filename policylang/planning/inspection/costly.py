@@ -1,24 +1,64 @@
 """Rules that cost more than they need to, told before the step runs: blocks recomputed at once, one block where many
-were meant, work that frees no memory. Each is found by a sweep; only what looks costly is planned another time."""
+were meant, work that frees no memory, communication twice, copies that computation waits for, lines without effect,
+thresholds among values. Each is found by a sweep; only what looks costly is planned another time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.language.diagnostics import Diagnostic, Fix, Span, TextChange, diagnose, is_error, put_behind, removed
-from policylang.language.shown import counted, first_lines, format_quantity
-from policylang.language.syntax import Action, BlockSet, Everything, InBlock, Is, Not, Policy, Rule, Where
+from policylang.graph.chains import Chains
+from policylang.graph.facts import Facts, Flag, GraphKind, StepKind, mask_of
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import (
+    Diagnostic,
+    Fix,
+    Span,
+    TextChange,
+    diagnose,
+    is_bundled,
+    is_error,
+    put_behind,
+    removed,
+    written,
+)
+from policylang.language.selectors import rebuild, tests_of, with_lets
+from policylang.language.shown import beside, counted, first_lines, format_quantity, listed, read_quantity
+from policylang.language.syntax import (
+    COMPARISONS,
+    Action,
+    And,
+    BlockSet,
+    Compare,
+    Everything,
+    InBlock,
+    Is,
+    Not,
+    Operator,
+    Or,
+    Policy,
+    Predicate,
+    Quantity,
+    Rule,
+    Selector,
+    Union,
+    Where,
+)
+from policylang.operators.names import is_all_gather
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.worth import SAVED, as_counted
-from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.planner import plan as make_plan
-from policylang.planning.value_outcome import Why, by_rule, recomputes, saves
+from policylang.planning.selection.selectors import OperatorPrices, amount_of, operator_matcher
+from policylang.planning.value_outcome import Why, by_rule, is_open, offloads, recomputes, saves
+from policylang.simulation.node_times import operator_name
+from policylang.simulation.streams import RunLog, size_in_flight, walk
 
 SEVERAL_BLOCKS, ONE_BLOCK, FREES_NOTHING, SAVES_MORE = "APL701", "APL702", "APL703", "APL704"
+COMMUNICATES_TWICE, EXPOSED_COPIES, NO_WORTH, NEAR_VALUES = "APL705", "APL706", "APL707", "APL708"
 
 _LOWER = 0.05
 """The share of the peak by which another one is worth a line."""
@@ -37,6 +77,11 @@ def costly_rules(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]
     yield from _several_blocks(plan, capabilities)
     yield from _frees_nothing(plan, capabilities)
     yield from _saves_more(plan, capabilities)
+    needs = saved_and_recomputed(plan, as_counted(plan.decisions))
+    yield from _communicates_twice(plan, capabilities, needs)
+    yield from _exposed_copies(plan, capabilities)
+    yield from _no_worth(plan, capabilities, needs)
+    yield from _near_values(plan, capabilities, needs)
 
 
 def _one_block(plan: Plan) -> Iterator[Diagnostic]:
@@ -211,10 +256,259 @@ def _saves_more(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
     )
 
 
+def _communicates_twice(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> Iterator[Diagnostic]:
+    """The lines that have collectives recomputed whose results are cheap to save. A rule that names the collective
+    asks for that, and FSDP gathers weights for the backward by design."""
+    facts, decisions, policy, times = plan.facts, plan.decisions, plan.policy, plan.shown_times
+    by_lines = (Why.RULE, Why.UNDECIDED)
+    asked = [row for row in _collectives(facts, needs) if (by := decisions[row]) is not None and by.why in by_lines]
+    least = _WORK * sum(facts.bytes[row] for row in facts.forward if facts.flags[row] & Flag.COLLECTIVE)
+    for rule, rows in by_rule(asked, decisions, policy):
+        line, at = (rule, _place(rule, plan) + 1) if rule is not None else (policy.undecided, len(policy.rules))
+        kept = Counter[str]()
+        for row in rows:
+            kept[facts.targets[row]] += facts.bytes[row] * (
+                rule is None or not _names(policy, rule, facts.targets[row])
+            )
+        targets = [target for target, size in reversed(kept.most_common()) if size]
+        spared, text, peak = list[int](), "", 0
+        while targets and not spared:
+            text, saving = _saving(targets)
+            other = _planned(plan, capabilities, (*policy.rules[:at], saving, *policy.rules[at:]))
+            peak = other.peak.bytes
+            if peak <= (1 + _LOWER) * plan.peak.bytes:
+                theirs = saved_and_recomputed(other, as_counted(other.decisions))
+                left = {other.facts.names[row] for row in _collectives(other.facts, theirs)}
+                spared = [row for row in rows if facts.targets[row] in targets and facts.names[row] not in left]
+            targets.pop()
+        sent = sum(size_in_flight(facts, row) for row in spared)
+        if line is None or sent <= least:
+            continue
+        seconds = format_quantity(0 if times is None else sum(times.seconds[row] for row in spared), "seconds")
+        takes = "" if times is None else f" ({seconds} on {times.device.name})"
+        each = (
+            f"{facts.names[row]} ({facts.targets[row]}): {format_quantity(facts.bytes[row], 'bytes')}" for row in spared
+        )
+        before, after = (format_quantity(amount, "bytes") for amount in (plan.peak.bytes, peak))
+        yield diagnose(
+            COMMUNICATES_TWICE,
+            f"`{line.span.one_line}` recomputes {counted(len(spared), 'collective')} in the backward: "
+            f"{format_quantity(sent, 'bytes')} of communication{takes} in each step",
+            line.span,
+            help=f"write `{text}` below it: the peak is {after} with it, {before} without",
+            details=first_lines(tuple(each), _MOST_LINES),
+            fixes=[put_behind(line.span, text)],
+        )
+
+
+def _saving(targets: Sequence[str]) -> tuple[str, Rule]:
+    """The rule that saves collectives by their operators, and its text."""
+    words = [operator_name(target) for target in targets]
+    selector: Selector = Union(tuple(Operator(None, word, None) for word in words))
+    if not any(map(is_all_gather, targets)):
+        return f"save {' or '.join(words)}", Rule(Action.SAVE, selector, optional=True)
+    others = Where(selector, Not(Is("from parameter")))
+    return f"save ({' or '.join(words)}) where not from parameter", Rule(Action.SAVE, others, optional=True)
+
+
+def _collectives(facts: Facts, needs: BackwardCost) -> list[int]:
+    """Those that are recomputed, but for gathers of parameters."""
+    rows = [row for row in needs.recomputed if facts.flags[row] & Flag.COLLECTIVE]
+    of_parameters = Chains(facts).from_parameter_mask if rows else ()
+    return [row for row in rows if not of_parameters[row]]
+
+
+def _names(policy: Policy, rule: Rule, target: str) -> bool:
+    """True if a rule names an operator, by itself or by a name that stands for it."""
+    found = (each for each in with_lets(policy, rule.selector) if isinstance(each, Operator))
+    return any(operator_matcher(each)(target) for each in found if each.text != "*")
+
+
+def _exposed_copies(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
+    """The rules for whose copies to the host and back computation waits."""
+    if plan.shown_times is None or not any(map(offloads, plan.decisions)):
+        return
+    exposed, step = _waits_for_copies(plan)
+    for index, seconds in sorted(exposed.items()):
+        if seconds <= _LOWER * step:
+            continue
+        rule, rules = plan.policy.rules[index], plan.policy.rules
+        rows = plan.schedule.rows_of(StepKind.COPY_TO_HOST)
+        moved = sum(plan.facts.bytes[row] for row in rows if plan.rule_of(row) is rule)
+        help, fixes = "save or recompute the values instead", [removed(rule.span)]
+        for halvings in range(1, _HALVINGS + 1):
+            budget = format_quantity(moved / 2**halvings, "bytes")
+            limit = Quantity(read_quantity(*budget.split())[0], "bytes")
+            other = _planned(plan, capabilities, (*rules[:index], evolve(rule, budget=limit), *rules[index + 1 :]))
+            waits, whole = _waits_for_copies(other)
+            if waits.get(index, 0.0) <= _LOWER * whole:
+                end = rule.tail or Span(rule.span.source, rule.span.end, rule.span.end)
+                text = f"{'' if rule.tail else ' '}up to {budget} per rank"
+                step_text = format_quantity(whole, "seconds")
+                help = f"write `{text.strip()}` for a step of {step_text}: the last values then stay on the device"
+                fixes = [Fix(f"write `{text.strip()}`", (TextChange(end, text),)), *fixes]
+                break
+        yield diagnose(
+            EXPOSED_COPIES,
+            f"`{rule.text}` moves {format_quantity(moved, 'bytes')}, and computation waits "
+            f"{format_quantity(seconds, 'seconds')} of {format_quantity(step, 'seconds')} for the copies on "
+            f"{plan.shown_times.device.name}",
+            rule.span,
+            help=help,
+            fixes=fixes,
+        )
+
+
+_HALVINGS = 5
+
+
+def _waits_for_copies(plan: Plan) -> tuple[dict[int, float], float]:
+    """By rule, the seconds that computation waits for its copies; and the seconds of the step."""
+    facts, schedule, times = plan.facts, plan.schedule, plan.times
+    if plan.order is not None and plan.order.times is not None:
+        facts, schedule, times = plan.order.facts, plan.order.schedule, plan.order.times
+    assert times is not None
+    log, found = RunLog(), dict[int, float]()
+    end = walk(facts, schedule, times, log).end
+    for row, seconds in log.copies.items():
+        decision = plan.decisions[plan.facts.index[facts.names[row]]]
+        if decision is not None and decision.rule is not None:
+            found[decision.rule] = found.get(decision.rule, 0.0) + seconds
+    return found, end
+
+
+_WORTH = 1e-4
+"""The share of the step below which the worth of a rule is nothing."""
+_MEMORY = ("saved_bytes", "recomputed_bytes", "offloaded_bytes")
+
+
+def _no_worth(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> Iterator[Diagnostic]:
+    """The rules that decide a little memory and a little work, and without which neither changes noticeably. No rule
+    that says what would hold without it, for readers; and none of a bundled policy, which is for many models."""
+    facts, rules = plan.facts, plan.policy.rules
+    memory, work = _WORTH * plan.peak.bytes, _WORTH * sum(facts.flops[row] for row in facts.forward)
+    needed = mask_of((facts.owners[row] for row in needs.all), len(facts))
+    for at, outcome in enumerate(plan.rules):
+        rule, rows = outcome.rule, [row for row in outcome.decided if needed[row]]
+        if not rows or rule.optional or rule.override or is_bundled(rule.span.source.name):
+            continue
+        size = sum(facts.bytes[each] for row in rows for each in _with_memory(facts, row))
+        if size >= memory or sum(facts.flops[row] for row in rows) >= work:
+            continue
+        other = _planned(plan, capabilities, (*rules[:at], *rules[at + 1 :]))
+        if any(is_open(other.decisions[row]) for row in rows) or not any(_differ(plan, other, row) for row in rows):
+            continue
+        theirs, times = (
+            saved_and_recomputed(other, as_counted(other.decisions)),
+            (plan.shown_step_time, other.shown_step_time),
+        )
+        changes = [
+            plan.peak.bytes - other.peak.bytes,
+            *(getattr(needs, name) - getattr(theirs, name) for name in _MEMORY),
+        ]
+        slower = times[0].step / times[1].step - 1 if times[0] and times[1] else 0.0
+        is_worth = max(map(abs, changes)) >= memory or abs(needs.recomputed_flops - theirs.recomputed_flops) >= work
+        if is_worth or abs(slower) >= _WORTH:
+            continue
+        yield diagnose(
+            NO_WORTH,
+            f"`{rule.text}` decides {counted(len(rows), 'value')} of {format_quantity(size, 'bytes')}, and changes "
+            f"memory and work by less than {_WORTH:.2%}",
+            rule.span,
+            help="remove the line",
+            fixes=[removed(rule.span)],
+        )
+
+
+_NEAR = 0.05
+"""The share of a threshold within which values are near it."""
+_GRADUAL = ("bytes", "numel", "flops", "time", "time_per_gib")
+
+
+def _near_values(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> Iterator[Diagnostic]:
+    """The thresholds between values that are nearly alike, and of which some are decided otherwise for it."""
+    facts, policy = plan.facts, plan.policy
+    tests = {id(each): each for rule in policy.rules for each in tests_of(policy, rule) if isinstance(each, Compare)}
+    asked = [each for each in tests.values() if each.quantity in _GRADUAL and each.op not in ("==", "!=")]
+    prices = None if plan.times is None else OperatorPrices(facts, plan.times)
+    rows = [row for row in needs.all if facts.storage_roots[row] == row == facts.owners[row]]
+    for test in asked:
+        limit, amount = test.value.value, amount_of(test, facts, prices)
+        amounts = {row: found for row in rows if (found := amount(row))}
+        near = [row for row, found in amounts.items() if abs(found - limit) <= _NEAR * limit]
+        if len({COMPARISONS[test.op](amounts[row], limit) for row in near}) < 2:
+            continue
+        sides = []
+        for moved in (limit * (1 - 2 * _NEAR), limit * (1 + 2 * _NEAR)):
+            other = make_plan(_with_limit(policy, test, moved), plan.before, capabilities, device=_device(plan))
+            sides.append([row for row in near if _differ(plan, other, row)])
+        if all(sides):
+            yield _near(plan, test, sides, amounts)
+
+
+def _near(plan: Plan, test: Compare, sides: Sequence[Sequence[int]], amounts: Mapping[int, float]) -> Diagnostic:
+    limit, dimension, facts = test.value.value, test.value.dimension, plan.facts
+    rows = sorted((row for side in sides for row in side), key=lambda row: amounts[row])
+    named: dict[tuple[float, str], list[int]] = {}
+    for row in rows:
+        decision = plan.decisions[row]
+        named.setdefault((amounts[row], "" if decision is None else decision.outcome.word), []).append(row)
+    details = [
+        f"{beside(amount, limit, dimension)}: {counted(len(mine), 'value')} {word}, "
+        f"{listed([facts.names[row] for row in mine[:2]], 2, len(mine))}"
+        for (amount, word), mine in named.items()
+    ]
+    below, above = (_gap(limit, amounts.values(), up=up) for up in (False, True))
+    texts = [format_quantity(found, dimension).replace(",", "_") for found in (below, above)]
+    return diagnose(
+        NEAR_VALUES,
+        f"`{test.span.one_line}` is between values that are nearly alike: {counted(len(rows), 'value')} within "
+        f"{format_quantity(_NEAR, 'fraction')} of it, on both sides",
+        test.span,
+        help=f"write `{texts[0]}` or `{texts[1]}`, which no value is near",
+        details=first_lines(details, 2 * _MOST_LINES),
+        fixes=written(test.value.span, texts, is_choice=True),
+    )
+
+
+def _gap(limit: float, amounts: Iterable[float], *, up: bool) -> float:
+    """The next threshold that no amount is near."""
+    found = limit
+    while near := [each for each in amounts if abs(each - found) <= _NEAR * found]:
+        found = max(near) * (1 + 2 * _NEAR) if up else min(near) * (1 - 2 * _NEAR)
+    return found
+
+
+def _with_limit(policy: Policy, test: Compare, limit: float) -> Policy:
+    """The policy with another limit in one of its tests."""
+
+    def predicate(old: Predicate) -> Predicate:
+        match old:
+            case And() | Or():
+                return evolve(old, parts=tuple(map(predicate, old.parts)))
+            case Not():
+                return Not(predicate(old.predicate))
+            case _:
+                return evolve(test, value=evolve(test.value, value=limit)) if old is test else old
+
+    def change(old: Selector) -> Selector:
+        return evolve(old, predicate=predicate(old.predicate)) if isinstance(old, Where) else old
+
+    lets = {name: evolve(each, selector=rebuild(each.selector, change)) for name, each in policy.lets.items()}
+    rules = tuple(evolve(each, selector=rebuild(each.selector, change)) for each in policy.rules)
+    return evolve(policy, lets=lets, rules=rules, expectations=())
+
+
 def _cost(plan: Plan) -> tuple[int, int]:
     """The recomputed FLOPs and the saved bytes."""
     cost = saved_and_recomputed(plan, as_counted(plan.decisions))
     return cost.recomputed_flops, cost.saved_bytes
+
+
+def _differ(one: Plan, other: Plan, row: int) -> bool:
+    """True if two plans of a graph treat a value differently."""
+    a, b = one.decisions[row], other.decisions[row]
+    return a is not None and b is not None and a.outcome != b.outcome
 
 
 def _place(rule: Rule, plan: Plan) -> int:
@@ -224,4 +518,8 @@ def _place(rule: Rule, plan: Plan) -> int:
 
 def _planned(plan: Plan, capabilities: Capabilities, rules: tuple[Rule, ...]) -> Plan:
     policy: Policy = evolve(plan.policy, rules=rules, expectations=())
-    return make_plan(policy, plan.before, capabilities, device=None if plan.times is None else plan.times.device)
+    return make_plan(policy, plan.before, capabilities, device=_device(plan))
+
+
+def _device(plan: Plan) -> DeviceProfile | None:
+    return None if plan.times is None else plan.times.device

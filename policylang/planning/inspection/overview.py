@@ -24,14 +24,14 @@ PHASES = {phase: phase.name.lower() for phase in Phase}
 @define
 class Totals:
     """The forward and backward calls of a group of nodes. Bytes and FLOPs are those of the forward; bytes are of values
-    with memory of their own, so that a view counts nothing."""
+    that allocate memory, so that a view counts nothing."""
 
     forward: int = 0
     backward: int = 0
     bytes: int = 0
     flops: int = 0
     uncounted_calls: int | None = 0
-    """Forward calls of operators that no FLOP formula counts; None where an older snapshot does not say."""
+    """Forward calls of operators that no FLOP formula counts; None if an older snapshot lacks it."""
     seconds: float | None = None
     """The forward calls; None without a device."""
     backward_seconds: float | None = None
@@ -68,10 +68,10 @@ class GraphOverview:
     """Nodes by phase, in the order of the phases; none of a phase without nodes."""
     total: Totals
     uncounted: Mapping[str, int] | None
-    """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls; None where
-    an older snapshot does not say."""
+    """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls; None if an
+    older snapshot lacks it."""
     blocks: tuple[tuple[str | None, Totals], ...]
-    """By path, in graph order; last what lies outside every block, under None."""
+    """By path, in graph order; the nodes outside every block last, under None."""
     operators: tuple[tuple[str, Totals], ...]
     """On a device those that take longest first; else those with the most bytes, then those with the most calls."""
     modules: tuple[tuple[str, str, Totals], ...]
@@ -86,7 +86,7 @@ class GraphOverview:
 
 
 def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int], times: NodeTimes | None = None) -> GraphOverview:
-    """One pass over the rows."""
+    """One pass over the nodes."""
     zero = None if times is None else 0.0
     new = partial(Totals, seconds=zero, backward_seconds=zero)
     by_phase = dict.fromkeys(Phase, 0)
@@ -142,12 +142,12 @@ def _rank(item: tuple[str, Totals]) -> tuple[float, int, int, str]:
 def entries(
     facts: Facts, blocks: BlockTable, rows: Iterable[int], times: NodeTimes | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The nodes in some rows, in order, as a program reads them.
+    """Some nodes, in order, as a program reads them.
 
-    ``operator`` is the operator in full; of a node that calls none what it is: ``placeholder``, ``get_attr``,
-    ``output``. ``block`` is None outside every block, ``seconds`` without a device. The ``bytes`` are those of all the
-    tensors that it returns: a view counts what it shows, though the memory is another node's. ``uncounted``, where it
-    is there, names the operators of the call whose work is not in ``flops``.
+    ``operator`` is the operator in full; of a node that calls none its kind: ``placeholder``, ``get_attr``, ``output``.
+    ``block`` is None outside every block, ``seconds`` without a device. The ``bytes`` are those of all the tensors that
+    it returns: a view counts its size, though the memory is another node's. ``uncounted``, where it is there, names the
+    operators of the call whose work is not in ``flops``.
     """
     for row in rows:
         block = blocks.block_of[row]
@@ -165,8 +165,7 @@ def entries(
 
 
 def rows_asked(facts: Facts, modules: Sequence[str] = (), operators: Sequence[str] = ()) -> list[int]:
-    """The rows of nodes in one of some modules (as ``in`` reads a glob) that call one of some operators; of either any
-    where none is named."""
+    """The nodes in one of some modules (as ``in`` reads a glob) that call one of some operators; empty means any."""
     found: Iterable[int] = range(len(facts))
     if modules:
         covers = _any([PathGlob(each).covers for each in modules])

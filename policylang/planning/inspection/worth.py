@@ -1,27 +1,29 @@
 """What each line is worth: the step with it less the step without it, all other lines as they are.
 
-For a rule the policy is planned again without it, on the same graph: another rule, the user's own checkpoint or
-``undecided -> …`` then decides what it had decided. What is left to PyTorch counts as saved on both sides. The
-difference is the rule's *margin*. Margins do not add up: two rules may each be enough to keep a value. A rule that
-keeps more and recomputes less buys FLOPs with memory, one that recomputes more buys memory with FLOPs; either has a
-*price*, FLOPs a GiB of saved values (the peak is what no single rule may move). On a device the price is time a GiB,
-which counts collectives and moved bytes too. A ``bucket`` or scheduling line is worth what would be exposed without it.
+For a rule the policy is planned again without it, on the same graph: another rule, the user's checkpoint or ``undecided
+-> …`` then decides its values. Values left to PyTorch count as saved on both sides. The difference is the rule's
+*margin*. Margins do not add up: two rules may each be enough to keep a value. A rule that keeps more and recomputes
+less buys FLOPs with memory, one that recomputes more buys memory with FLOPs; either has a *price*, FLOPs a GiB of saved
+values (the peak is what no single rule may move). On a device the price is time a GiB, which counts collectives and
+moved bytes too. A ``bucket`` or scheduling line is worth what would be exposed without it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from math import isclose
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts
-from policylang.graph.schedule import Schedule
+from policylang.graph.facts import Facts, Schedule
 from policylang.language.diagnostics import Diagnostic, diagnose, removed
+from policylang.language.selectors import names_in
 from policylang.language.shown import first_lines, format_quantity, joined
-from policylang.language.syntax import Action, Bucket, Policy
+from policylang.language.syntax import Action, Bucket, Policy, Rule, Statement
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import Communication, bucket_statements
@@ -29,6 +31,8 @@ from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.order.statements import plan_order
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
+from policylang.planning.selection.no_match import why_not
+from policylang.planning.selection.selectors import selections_for
 from policylang.planning.value_outcome import Decision, Why, is_open
 from policylang.simulation.memory import estimate_peak
 from policylang.simulation.streams import StepTime, step_time
@@ -98,7 +102,7 @@ class Worth:
     recomputed_seconds: float | None = None
     """Recomputed; None without a device."""
     step_seconds: float | None = None
-    """Of the whole step, in which other work may hide the cost of the rule; None without a device."""
+    """Seconds of the whole step, in which other work may hide the cost of the rule; None without a device."""
 
     @property
     def verdict(self) -> str:
@@ -126,9 +130,7 @@ def worth_of_rules(
     plan: Plan, capabilities: Capabilities, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> tuple[Worth, ...]:
     """The worth of every rule that decides something, in the order of the policy, at most of ``MOST_RULES``.
-
-    ``progress`` is told after each rule how many of how many are done. A plan and a simulation for each rule.
-    """
+    ``progress`` is called after each rule with the numbers done and in all. A plan and a simulation for each rule."""
     deciding = [index for index, outcome in enumerate(plan.rules) if outcome.decided][:MOST_RULES]
     device = None if plan.times is None else plan.times.device
     cost, peak, time = _cost(plan)
@@ -180,8 +182,8 @@ def weighed(
     only: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Communication:
-    """Fill in :attr:`LineInOrder.exposed_without` of every line, or of ``only`` one. An order is planned for each
-    line; without a device nothing is. ``progress`` is told after each how many of how many are done."""
+    """Fill in :attr:`LineInOrder.exposed_without` of every line, or of ``only`` one. An order is planned for each line;
+    without a device nothing is. ``progress`` is called after each with the numbers done and in all."""
     if found.planned.lanes is None:
         return found
     policy = plan.policy
@@ -286,3 +288,79 @@ def _edited_groups(done: tuple[Edit, ...], before: Facts) -> list[str]:
         new = [f"{len(group.ranks):,}" for group in edit.groups]
         found[f"over {joined(new)} ranks, in place of {joined(old)}" if new else f"in place of {joined(old)}"] += 1
     return [f"{count:,} {how}" for how, count in found.items()]
+
+
+@frozen(slots=False)
+class PolicyIndex:
+    """Looks up the lines of a policy by the span of a statement."""
+
+    policy: Policy
+
+    def number(self, statement: Statement) -> int | None:
+        """The number of a rule among the rules, of an expectation or rewrite among theirs; by its place in the text."""
+        return self._numbers.get((statement.span.source.name, statement.span.start))
+
+    @cached_property
+    def _numbers(self) -> Mapping[tuple[str, int], int]:
+        policy = self.policy
+        return {
+            (each.span.source.name, each.span.start): number
+            for statements in (policy.rules, policy.expectations, policy.rewrites)
+            for number, each in enumerate(statements)
+        }
+
+    @cached_property
+    def named_by_rules(self) -> frozenset[str]:
+        """The names whose nodes rules and expectations are about, and not scheduling lines alone."""
+        return names_in(self.policy, (*self.policy.rules, *self.policy.expectations))
+
+    @cached_property
+    def shared_lines(self) -> frozenset[str]:
+        """The lines, ``file:line``, in which several rules begin."""
+        counts = Counter(rule.source for rule in self.policy.rules)
+        return frozenset(source for source, count in counts.items() if count > 1)
+
+
+Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]
+
+
+@frozen
+class RuleOnNode:
+    """One rule and one node. ``by`` is the rule that took the node over, where one did."""
+
+    rule: Rule
+    standing: Standing
+    by: Rule | None = None
+    why: str = ""
+    """The part of a selector that does not match the node."""
+
+
+def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode, ...]:
+    """Every rule of the policy, in order, and what it does to a node. Without ``reasons``, which may each take a pass
+    over the graph, no reason is given for a rule that does not match.
+
+    A rule matches a node if it matches any node of its group: a ``getitem`` and the operator that it reads share a
+    decision. Raises ``ValueError`` for a node that no rule can range over: an input, a backward node.
+    """
+    decision = plan.decisions[row]
+    if decision is None:
+        raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
+    owner = plan.facts.owners[row]
+    selections = selections_for(plan.policy, plan.facts, times=plan.times) if reasons else None
+    found: list[RuleOnNode] = []
+    for index, outcome in enumerate(plan.rules):
+        at = bisect_left(outcome.matched, owner)  # in graph order
+        standing: Standing = "overridden"
+        by, why = None, ""
+        if outcome.matched[at : at + 1] != (owner,):
+            standing, why = "no match", why_not(outcome.rule.selector, owner, selections) if selections else ""
+        elif decision.rule == index:
+            standing = "decided"
+        elif decision.why is Why.ALWAYS:
+            standing = "always saved"
+        elif decision.rule is None:
+            standing = "kept by the user"
+        else:
+            by = plan.rules[decision.rule].rule
+        found.append(RuleOnNode(outcome.rule, standing, by, why))
+    return tuple(found)

@@ -1,8 +1,13 @@
-"""What has to run before what: the edges of the graph, and implicit dependencies.
+"""What an order has to keep: the blocks in which the forward and the backward run, and dependencies between nodes.
 
-These are: writes to memory and its readers; random draws; operators with other effects; unknown operators (barriers)
-and collectives whose order is kept, which no communication crosses; copies to the host and back; forward before
-backward. Collectives of a process group may start in any order that is the same on every rank.
+A backward node without a block belongs to that of the forward values it reads. A block's input was made by the block
+before it, so of two consecutive blocks, one that makes a value and one that reads it, the later one counts. Values that
+the whole model reads, such as masks, are ignored.
+
+Dependencies are the edges of the graph, and implicit ones: writes to memory and its readers; random draws; operators
+with other effects; unknown operators (barriers) and collectives whose order is kept, which no communication crosses;
+copies to the host and back; forward before backward. Collectives of a process group may start in any order that is the
+same on every rank.
 """
 
 from __future__ import annotations
@@ -11,13 +16,286 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import cached_property
 from itertools import accumulate, pairwise
 from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input
+from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM, HOST_COPIES, WAITS, is_unknown
+
+NO_SEGMENT = -1
+_UNKNOWN = -1
+
+
+class _BackwardLabels:
+    """Labels backward nodes with the number of a forward segment, or, in a graph without a forward, with that of a
+    block; such a graph reaches its blocks in descending order."""
+
+    def __init__(self, facts: Facts, block_of: Sequence[int], roles: Sequence[int]) -> None:
+        self._facts = facts
+        self._block_of = block_of
+        self._roles = roles
+        self._label: dict[int, int] = {}  # of what a forward computes
+        self._latest: dict[int, int] = {}  # block to its last segment
+        self._blocks: list[int] = []  # forward segment to block
+        self._read: dict[int, int] = {}
+        self._rank: dict[int, int] | None = None
+
+    def learn(self, rows: Sequence[int], starts: Sequence[int], blocks: Sequence[int]) -> None:
+        """Take in the segments of one forward: the place among its nodes where each starts, and its block."""
+        base = len(self._blocks)
+        self._blocks.extend(blocks)
+        self._latest.update({block: base + at for at, block in enumerate(blocks) if block >= 0})
+        for at, (start, end) in enumerate(pairwise((*starts, len(rows)))):
+            self._label.update(dict.fromkeys(rows[start:end], base + at))
+        self._read.clear()
+
+    def block(self, label: int) -> int:
+        """The block of a label; -1 outside the blocks."""
+        return self._blocks[label] if label >= 0 and self._blocks else label
+
+    def of(self, rows: Sequence[int], recomputed: Collection[int]) -> dict[int, int]:
+        """The labels of the calls of one backward. ``recomputed`` calls count as forward values."""
+        if not self._blocks and self._rank is None:
+            seen = dict.fromkeys(block for block in self._block_of if block >= 0)
+            self._rank = {block: -at for at, block in enumerate(seen)}
+        found: dict[int, int] = {}
+        computes, phases = Role.COMPUTES, self._facts.phases
+        for row in rows:
+            label = self._known(row)
+            if label == _UNKNOWN:
+                for source in self._facts.inputs[row]:
+                    gradient = self._roles[source] == computes and phases[source] == Phase.BACKWARD
+                    if source in found and (gradient or self._known(source) == _UNKNOWN):
+                        told = _UNKNOWN if gradient and source not in recomputed else found[source]
+                    else:
+                        told = self._of_value(source)
+                    if told != _UNKNOWN and (label == _UNKNOWN or self._order(told) > self._order(label)):
+                        label = told
+            found[row] = label
+        return found
+
+    def _known(self, row: int) -> int:
+        label = self._label.get(row)
+        if label is not None:
+            return label
+        block = self._block_of[row]
+        return block if not self._blocks or block < 0 else self._latest.get(block, _UNKNOWN)
+
+    def _order(self, label: int) -> int:
+        return label if self._blocks or self._rank is None else self._rank[label]
+
+    def _of_value(self, row: int) -> int:
+        """The label of a value's producer and readers, if it is one or two consecutive ones: then the later."""
+        found = self._read.get(row)
+        if found is not None:
+            return found
+        labels = dict.fromkeys([self._known(row)])
+        for user in self._facts.users[row]:
+            labels[self._known(user)] = None
+            if len(labels) > 3:
+                break
+        known = sorted((label for label in labels if label != _UNKNOWN), key=self._order)
+        label = known[-1] if known else _UNKNOWN
+        if len(known) > 2 or (len(known) == 2 and self._order(known[1]) - self._order(known[0]) != 1):
+            label = _UNKNOWN
+        self._read[row] = label
+        return label
+
+
+@frozen(eq=False, slots=False)
+class Segments:
+    """A *segment* is the computation of one block in one direction, or between two blocks. In running order; -1 means
+    none."""
+
+    segment_of: Sequence[int]
+    """Node to segment; of a collective, the segment that makes or uses what it moves."""
+    first: Sequence[int]
+    """Segment to the first node that computes in it, as traced."""
+    last: Sequence[int]
+    direction: Sequence[int]
+    """Segment to direction (:func:`~policylang.planning.order.dependencies.directions`)."""
+    block: Sequence[int]
+    """Segment to block number."""
+    uses: Sequence[int] = field(repr=False)
+    """Node to the first segment that computes with its result, directly or past views and collectives."""
+    makes: Sequence[int] = field(repr=False)
+    """Node to the last segment that computed its inputs, directly or past views and collectives."""
+    direction_of: Sequence[int] = field(repr=False)
+    """Node to direction."""
+
+    @cached_property
+    def _ends(self) -> dict[int, tuple[int, int]]:
+        found: dict[int, tuple[int, int]] = {}
+        for segment, direction in enumerate(self.direction):
+            found[direction] = (found.get(direction, (segment, segment))[0], segment)
+        return found
+
+    def ends(self, segment: int) -> tuple[int, int]:
+        """The first and the last segment in the direction of a segment."""
+        return self._ends[self.direction[segment]]
+
+
+@frozen
+class _Stretch:
+    label: int
+    """:data:`_UNKNOWN` outside the blocks."""
+    places: list[int]
+    """Among the computation of a direction."""
+
+
+def segments(facts: Facts, block_of: Sequence[int], recomputed: Collection[int] = ()) -> Segments:
+    """The segments of a graph whose nodes are in running order. Linear in nodes and edges. ``recomputed``:
+    recomputations of forward values; they belong to the segment that uses them. Computation between two blocks of a
+    forward is a segment; in a backward, so are the nodes before the first one with a known block."""
+    return _SegmentFinder(facts, block_of, frozenset(recomputed)).found()
+
+
+class _SegmentFinder:
+    def __init__(self, facts: Facts, block_of: Sequence[int], recomputed: Collection[int]) -> None:
+        self.facts = facts
+        self.recomputed = recomputed
+        self.roles = roles_of(facts)
+        self.block_of = self._computing(block_of)
+        self.direction_of = directions(facts)
+        self.labels = _BackwardLabels(facts, self.block_of, self.roles)
+        self.first: list[int] = []
+        self.last: list[int] = []
+        self.direction: list[int] = []
+        self.block: list[int] = []
+
+    def found(self) -> Segments:
+        facts, roles = self.facts, self.roles
+        calls: dict[int, list[int]] = {}
+        for row, op in enumerate(facts.ops):
+            if op == "call_function":
+                calls.setdefault(self.direction_of[row], []).append(row)
+        for direction, rows in calls.items():
+            check_cancelled()
+            self._find(direction, rows)
+        check_cancelled()
+        of_position = self._by_position()
+        uses, makes = (array("i", [NO_SEGMENT]) * len(facts) for _ in range(2))
+        for row in range(len(facts) - 1, -1, -1):
+            read = (of_position[each] if roles[each] == Role.COMPUTES else uses[each] for each in facts.users[row])
+            uses[row] = min((each for each in read if each >= 0), default=NO_SEGMENT)
+        for row, reads in enumerate(facts.inputs):
+            made = (of_position[each] if roles[each] == Role.COMPUTES else makes[each] for each in reads)
+            makes[row] = max(made, default=NO_SEGMENT)
+        segment_of = array("i", of_position)
+        for row, role in enumerate(roles):
+            if role in (Role.COLLECTIVE, Role.AROUND):
+                for each in (uses[row], makes[row]):
+                    if each >= 0 and self.direction[each] == self.direction_of[row]:
+                        segment_of[row] = each
+        return Segments(segment_of, self.first, self.last, self.direction, self.block, uses, makes, self.direction_of)
+
+    def _computing(self, block_of: Sequence[int]) -> Sequence[int]:
+        """Without blocks that only communicate, such as a checkpoint region of all gathers of a model."""
+        rows = [row for row, role in enumerate(self.roles) if role == Role.COMPUTES and block_of[row] >= 0]
+        heavy = [row for row in rows if self.facts.flops[row]]
+        computing = {block_of[row] for row in heavy or rows}
+        return [block if block in computing else NO_SEGMENT for block in block_of]
+
+    # --- the segments of one direction ---
+
+    def _find(self, direction: int, calls: Sequence[int]) -> None:
+        rows = [row for row in calls if self.roles[row] == Role.COMPUTES]
+        if not rows:
+            return
+        kind = self.facts.kind
+        cut = kind in (GraphKind.FORWARD, GraphKind.BACKWARD)
+        backward = kind is GraphKind.BACKWARD if cut else self.facts.phases[rows[0]] == _BACKWARD
+        if backward:
+            told = self.labels.of(calls, self.recomputed)
+            labels = self._filled([_UNKNOWN if row in self.recomputed else told[row] for row in rows])
+            for at in range(len(rows) - 2, -1, -1):
+                if rows[at] in self.recomputed:
+                    labels[at] = labels[at + 1]
+        else:
+            labels = [self.block_of[row] for row in rows]
+        runs = self._runs(rows, labels)
+        if not runs:
+            return
+        _add_ends(runs, labels, trailing=not backward)
+        starts = [0]
+        for before, run in pairwise(runs):  # a segment's first node may run before its first product
+            low, high = before.places[-1] + 1, run.places[0]
+            starts.append(next((place for place in range(low, high) if labels[place] == run.label), high))
+        blocks = [self.labels.block(run.label) if backward else run.label for run in runs]
+        self.first.extend(rows[start] for start in starts)
+        self.last.extend(rows[end - 1] for end in (*starts[1:], len(rows)))
+        self.direction.extend([direction] * len(runs))
+        self.block.extend(blocks)
+        if not backward:
+            self.labels.learn(rows, starts, blocks)
+
+    def _filled(self, labels: Sequence[int]) -> list[int]:
+        """Nodes without a label have that of the node before; the first ones, none."""
+        before = next((label for label in labels if label != _UNKNOWN), _UNKNOWN)
+        before = before if self.labels.block(before) == NO_SEGMENT else _UNKNOWN
+        found = []
+        for label in labels:
+            before = before if label == _UNKNOWN else label
+            found.append(before)
+        return found
+
+    def _runs(self, rows: Sequence[int], labels: Sequence[int]) -> list[_Stretch]:
+        """The stretches of one label among products, or among all nodes if there are none. A short one between two of
+        the same label is part of it: traces and schedules shift nodes across the boundaries of blocks."""
+        flops, recomputed = self.facts.flops, self.recomputed
+        heavy = [at for at, row in enumerate(rows) if flops[row] and row not in recomputed]
+        found: list[_Stretch] = []
+        for at in heavy or [at for at, row in enumerate(rows) if row not in recomputed]:
+            if found and found[-1].label == labels[at]:
+                found[-1].places.append(at)
+            else:
+                found.append(_Stretch(labels[at], [at]))
+        longest: dict[int, int] = {}
+        for run in found:
+            longest[run.label] = max(longest.get(run.label, 0), len(run.places))
+        merged: list[_Stretch] = []
+        for run in found:
+            between = merged[-1] if len(merged) > 1 and merged[-2].label == run.label else None
+            if between and (between.label == _UNKNOWN or 2 * len(between.places) <= longest[between.label]):
+                merged.pop()
+                merged[-1].places.extend((*between.places, *run.places))
+            else:
+                merged.append(run)
+        return merged
+
+    # --- the segment of each node ---
+
+    def _by_position(self) -> Sequence[int]:
+        found = array("i", [NO_SEGMENT]) * len(self.facts)
+        at = now = NO_SEGMENT
+        for row, op in enumerate(self.facts.ops):
+            if op != "call_function":
+                continue
+            while at + 1 < len(self.first) and (
+                self.first[at + 1] <= row or self.direction[at + 1] == self.direction_of[row] != now
+            ):
+                at += 1
+                now = self.direction[at]
+            found[row] = at
+        return found
+
+
+def _add_ends(runs: list[_Stretch], labels: Sequence[int], *, trailing: bool) -> None:
+    """Add what computes before the first and after the last block: an embedding, a loss, which may not multiply."""
+    if not any(label != _UNKNOWN for label in labels):
+        return
+    if labels[0] == _UNKNOWN and runs[0].label != _UNKNOWN:
+        runs.insert(0, _Stretch(_UNKNOWN, [0]))
+    end = len(labels)
+    while labels[end - 1] == _UNKNOWN:
+        end -= 1
+    if trailing and end < len(labels) and runs[-1].label != _UNKNOWN:
+        runs.append(_Stretch(_UNKNOWN, [end]))
+
 
 _SETS = ("aten.set_", "aten.resize_", "inductor.resize_storage_bytes_")
 """Operators after which one tensor has the memory of another, or other memory than before."""
@@ -25,10 +303,8 @@ _WRITES_MORE = ("aten.rrelu_with_noise_",)
 
 
 def memory_order(facts: Facts) -> Iterator[tuple[int, int]]:
-    """Pairs of rows, the first of which has to run before the second because both use memory that one of them writes.
-
-    A collective reads its input, or writes it in place, until it is awaited. Linear in nodes and edges.
-    """
+    """Pairs of nodes, the first of which has to run before the second because both use memory that one of them writes.
+    A collective reads its input, or writes it in place, until it is awaited. Linear in nodes and edges."""
     if not any(flag & Flag.WRITES for flag in facts.flags):
         return
     memory = _memory(facts)
@@ -54,7 +330,7 @@ def memory_order(facts: Facts) -> Iterator[tuple[int, int]]:
 
 
 def awaited(facts: Facts, row: int) -> int | None:
-    """The collective that a ``wait_tensor`` awaits; None for other rows, and for the wait of an input."""
+    """The collective that a ``wait_tensor`` awaits; None for other nodes, and for the wait of an input."""
     if facts.targets[row] not in WAITS or not facts.inputs[row]:
         return None
     source = facts.inputs[row][0]
@@ -64,14 +340,14 @@ def awaited(facts: Facts, row: int) -> int | None:
 
 
 def _writes(facts: Facts, row: int) -> Sequence[int]:
-    """The rows whose memory a row may write: its first input if the operator's name says in-place, else any."""
+    """The nodes whose memory a node may write: its first input if the operator's name says in-place, else any."""
     if not facts.flags[row] & Flag.WRITES or facts.ops[row] != "call_function":
         return ()
     return facts.inputs[row][:1] if _in_place(facts.targets[row]) else facts.inputs[row]
 
 
 def _in_place(target: str) -> bool:
-    """Whether an operator such as ``aten.add_.Tensor`` writes its first input alone."""
+    """True if an operator such as ``aten.add_.Tensor`` writes its first input alone."""
     namespace, _, rest = target.partition(".")
     name = rest.partition(".")[0]
     plain = namespace == "aten" and name.endswith("_") and not name.startswith("_")
@@ -79,7 +355,7 @@ def _in_place(target: str) -> bool:
 
 
 def _memory(facts: Facts) -> Sequence[int]:
-    """By row a name of its memory. Unlike :func:`storage_roots`, follows operators that write to what they return."""
+    """By node a name of its memory. Unlike :func:`storage_roots`, follows operators that write to what they return."""
     roots = facts.storage_roots
     parents = list(range(len(facts)))
 
@@ -113,16 +389,14 @@ _FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
 
 
 def directions(facts: Facts) -> Sequence[int]:
-    """By row the number of its *direction*: 0 the first forward, then each backward and each further forward.
-
-    A half has one. Forward rows that a trace leaves within a backward are a direction of their own only if they
-    multiply or communicate. Inputs and constants have direction 0, the output the last.
-    """
+    """By node the number of its *direction*: 0 the first forward, then each backward and each further forward. A
+    forward or backward graph has one. Forward nodes traced within a backward are a separate direction only if they
+    multiply or communicate. Inputs and constants have direction 0, the output the last."""
     found = array("i", bytes(4 * len(facts)))
     if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
         return found
     phases, ops = facts.phases, facts.ops
-    starts, weighs = bytearray(len(facts)), False  # from a forward row, a product or a collective follows
+    starts, weighs = bytearray(len(facts)), False  # from a forward node, a product or a collective follows
     for row in range(len(facts) - 1, -1, -1):
         if phases[row] == _BACKWARD:
             weighs = False
@@ -145,13 +419,13 @@ _CATEGORIES = int(Flag.COLLECTIVE | Flag.EFFECTFUL | Flag.WRITES)
 @frozen(eq=False)
 class Dependencies:
     before: Sequence[Sequence[int]]
-    """By row, the rows that have to run before it: inputs and implicit dependencies. All come before it as traced."""
+    """By node, the nodes that have to run before it: inputs and implicit dependencies. All were traced before it."""
     barriers: Mapping[str, int] = field(factory=dict)
     """Unknown operators that nothing crosses, and the number of their calls."""
 
 
 def dependencies(facts: Facts, kept: Collection[int] = ()) -> Dependencies:
-    """``kept``: the rows of ``keep order of`` lines, which no communication crosses. Linear in nodes and edges."""
+    """``kept``: the nodes of ``keep order of`` lines, which no communication crosses. Linear in nodes and edges."""
     before: list[set[int]] = [set(reads) for reads in facts.inputs]
     for first, second in _implicit(facts, held_rows(facts, kept)):
         before[second].add(first)
@@ -160,7 +434,7 @@ def dependencies(facts: Facts, kept: Collection[int] = ()) -> Dependencies:
 
 
 def held_rows(facts: Facts, kept: Collection[int]) -> set[int]:
-    """The rows that no communication crosses: unknown operators, and starts and waits of ``kept``."""
+    """The nodes that no communication crosses: unknown operators, and starts and waits of ``kept``."""
     waits = (row for row in range(len(facts)) if awaited(facts, row) in kept) if kept else ()
     return {*unknown_operators(facts), *kept, *waits}
 
@@ -181,7 +455,7 @@ def _implicit(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int, in
     yield from pairwise(row for row in calls if flags[row] & Flag.EFFECTFUL)
     yield from pairwise(row for row in calls if targets[row] in HOST_COPIES)
     last, since = -1, list[int]()
-    for row in calls if barriers else ():  # what communicates comes after the barrier before it and before the next
+    for row in calls if barriers else ():  # collectives come after the barrier before them and before the next
         if row not in barriers and not flags[row] & Flag.COLLECTIVE and targets[row] not in WAITS:
             continue
         if last >= 0:
@@ -193,7 +467,7 @@ def _implicit(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int, in
         else:
             since.append(row)
     direction_of, before, current = directions(facts), list[int](), list[int]()
-    for row in calls:  # the first of a direction comes after the whole direction before it, and before its own rest
+    for row in calls:  # the first of a direction runs after the direction before it and before the rest
         if current and direction_of[row] != direction_of[current[0]]:
             before, current = current, []
         if not current:
@@ -220,7 +494,7 @@ _known: WeakKeyDictionary[Facts, Sequence[int]] = WeakKeyDictionary()
 
 
 def roles_of(facts: Facts) -> Sequence[int]:
-    """The :class:`Role` of each row. Linear in nodes and edges, once for each facts."""
+    """The :class:`Role` of each node. Linear in nodes and edges, once for each facts."""
     if facts not in _known:
         _known[facts] = _roles(facts)
     return _known[facts]
@@ -252,7 +526,7 @@ def _roles(facts: Facts) -> Sequence[int]:
 
 
 class ComputeProgress:
-    """How much has been computed where each collective starts and is awaited, in one order."""
+    """The compute done when each collective starts and is awaited, in one order."""
 
     def __init__(self, facts: Facts, order: Sequence[int]) -> None:
         roles = roles_of(facts)
@@ -264,7 +538,7 @@ class ComputeProgress:
                 self._waits.setdefault(collective, []).append(row)
 
     def shifted(self, row: int, other: ComputeProgress) -> bool:
-        """Whether a collective starts earlier, or is awaited later, than in another order of the same calls."""
+        """True if a collective starts earlier, or is awaited later, than in another order of the same calls."""
         waits = self._waits.get(row, ())
         return self._computed[row] < other._computed[row] or any(
             self._computed[each] > other._computed[each] for each in waits

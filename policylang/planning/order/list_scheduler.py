@@ -1,4 +1,4 @@
-"""List scheduling: puts the nodes of a step into an order that hides communication, step by step along the time model.
+"""List scheduling: orders the nodes of a step so that communication is hidden, step by step along the time model.
 
 At each step it first fills the streams as far as the next computation lasts, then chooses what computes. On a stream
 the collective that has to start first goes first; those that only the end of the step awaits, such as reductions of
@@ -17,8 +17,7 @@ from itertools import islice
 from attrs import frozen
 
 from policylang.language.cancellation import check_cancelled
-from policylang.planning.order.memory_ahead import BufferUses, LiveMemory, MemoryAhead
-from policylang.planning.order.scheduler_nodes import LatestStarts, SchedulerNodes, announced
+from policylang.planning.order import scheduler_nodes
 
 _NO_LIMIT = 1 << 62
 _PATIENCE = 0.1
@@ -28,25 +27,26 @@ _BUSY = 0.8
 _LONG = 3.0
 """A collective may always start this many times the length of its stream's longest ahead of its reader."""
 _LOOKED_AT = 4
-"""How many nodes are tried at a step that do not fit: into memory, or before what is more urgent."""
+"""The nodes tried at a step that do not fit: into memory, or before more urgent ones."""
 
 
 @frozen
 class Leeway:
-    """How far from the given order a schedule may go."""
+    """The limits on how far a schedule may leave the given order."""
 
     lag: float
-    """How much later what only the end of the step needs may compute: in times of :attr:`LatestStarts.hole`."""
+    """How much later nodes that only the end of the step needs may compute, in multiples of
+    :attr:`LatestStarts.hole`."""
     fill: float
-    """How far ahead computation may be taken to fill a wait: a share of all computation."""
+    """The share of all computation that may be pulled ahead to fill a wait."""
     reach: float
-    """How far ahead of its reader a loose collective may start: a share of all computation."""
+    """The share of all computation by which a loose collective may start before its reader."""
     close: float
-    """How far ahead of its reader a loose node is due: a share of all computation."""
+    """The share of all computation by which a loose node is due before its reader."""
     nearest: bool = False
     """As in :class:`LatestStarts`."""
     holds: bool = True
-    """Whether what only the end of the step needs may run later than in the given order."""
+    """True if nodes that only the end of the step needs may run later than in the given order."""
 
 
 class ListScheduler:
@@ -54,9 +54,9 @@ class ListScheduler:
 
     def __init__(
         self,
-        nodes: SchedulerNodes,
-        buffers: BufferUses,
-        starts: LatestStarts,
+        nodes: scheduler_nodes.SchedulerNodes,
+        buffers: scheduler_nodes.BufferUses,
+        starts: scheduler_nodes.LatestStarts,
         sizes: Sequence[int],
         leeway: Leeway,
         peak: int | None,
@@ -71,8 +71,8 @@ class ListScheduler:
         self.order: list[int] = []
         self.now = self.progress = 0.0
         """The time, and how much of it was computed."""
-        self._live = LiveMemory(buffers)
-        self._ahead = MemoryAhead(buffers) if peak is not None else None
+        self._live = scheduler_nodes.LiveMemory(buffers)
+        self._ahead = scheduler_nodes.MemoryAhead(buffers) if peak is not None else None
         count = self._remaining = len(nodes)
         self._head = 0
         self._left = [len(each) for each in nodes.before]
@@ -97,7 +97,7 @@ class ListScheduler:
                     self.reaches[stream] = max(self.reaches[stream], _LONG * length)
         self._urgent: dict[str, list[tuple[float, int]]] = {each: [] for each in streams}
         self._patient: dict[str, deque[int]] = {each: deque() for each in streams}
-        self._announces, self._computes = announced(nodes)
+        self._announces, self._computes = scheduler_nodes.announced(nodes)
         self._coming: dict[str, list[tuple[float, int]]] = {each: [] for each in streams}
         self._held: dict[int, None] = {}  # collectives
         self._needed: list[tuple[int, int]] = []  # bytes that what is held needs, the most first, negative
@@ -168,7 +168,7 @@ class ListScheduler:
         return False
 
     def _waits_apart(self, node: int) -> bool:
-        """Whether its collective can be awaited before anybody reads it."""
+        """True if its collective can be awaited before anybody reads it."""
         nodes = self.nodes
         return bool(nodes.waits[node]) or any(
             node in nodes.awaits[each] and not nodes.seconds[each] for each in nodes.after[node]
@@ -241,7 +241,7 @@ class ListScheduler:
             self._stuck -= 0 if self._waits_apart(node) else self.sizes[node]
 
     def _is_free(self, node: int) -> bool:
-        """Whether it can run without waiting."""
+        """True if it can run without waiting."""
         return not self._left[node] and all(self._over[each] <= self.now for each in self.nodes.awaits[node])
 
     def _unblock(self) -> None:
@@ -302,7 +302,7 @@ class ListScheduler:
     # --- what runs when ---
 
     def _choose(self) -> int:
-        """What computes next: the first due of the ready nodes, else the next in the given order."""
+        """Choose what computes next: the first due of the ready nodes, else the next in the given order."""
         head, parked, found = self._head, list[tuple[float, int]](), -1
         while self._ready and found < 0 and len(parked) < _LOOKED_AT:
             key, node = self._ready[0]
@@ -337,7 +337,7 @@ class ListScheduler:
                     break
 
     def _candidates(self, stream: str, until: float) -> list[int]:
-        """What may go onto a stream next, the best first."""
+        """The candidates for a stream, the best first."""
         starts, urgent, patient = self.starts, self._urgent[stream], self._patient[stream]
         first = [urgent[0][1]] if urgent else []
         slack = float("inf")
@@ -380,7 +380,7 @@ class ListScheduler:
         return True
 
     def _is_better_left_free(self, node: int, until: float) -> bool:
-        """Whether a more urgent collective is about to come to the same stream."""
+        """True if a more urgent collective is about to use the same stream."""
         coming = self._coming[self.nodes.streams[node]]
         while coming and (self._done[coming[0][1]] or not self._left[coming[0][1]]):
             heappop(coming)

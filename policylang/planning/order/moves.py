@@ -1,17 +1,140 @@
-"""``prefetch`` and ``delay``: collectives start some blocks earlier, or are awaited some blocks later."""
+"""The collectives that scheduling lines select, also as joined by buckets, and what ``prefetch`` and ``delay`` move."""
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
+from policylang.graph.blocks import BlockTable
+from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from policylang.language.cancellation import check_cancelled
-from policylang.planning.order.dependencies import Dependencies, Role, awaited, roles_of
-from policylang.planning.order.segments import Segments
+from policylang.language.syntax import Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling, Selector
+from policylang.planning.graph_edit import Edits
+from policylang.planning.order.dependencies import NO_SEGMENT, Dependencies, Role, Segments, awaited, roles_of, segments
+from policylang.planning.selection.selectors import Selections
+from policylang.simulation.node_times import NodeTimes, node_times
+
+
+class WholeStepSelections:
+    """The selectors of one policy on the rematerialised graph, where they denote forward and backward nodes alike."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        blocks: Mapping[str, int],
+        block_names: tuple[str, ...],
+        recomputed: Collection[str],
+        times: NodeTimes | None,
+    ) -> None:
+        """``blocks``: of nodes by name, if the graph has them; ``recomputed``: names of recomputations."""
+        self._policy, self._blocks, self._block_names = policy, blocks, block_names
+        self._recomputed = frozenset(recomputed)
+        self._times = times
+        self._known: dict[Facts, tuple[Selections, Segments]] = {}
+
+    def rows(self, facts: Facts, selector: Selector) -> tuple[Sequence[int], Sequence[int]]:
+        """The nodes that a selector denotes, and the block of every node of the graph."""
+        selections = self.selections(facts)
+        return selections.rows(selector), selections.blocks.block_of
+
+    def collectives(self, facts: Facts, selector: Selector) -> tuple[list[int], list[int]]:
+        """The collectives that a selector denotes, itself or by a wait or a piece of theirs, in graph order; and the
+        other nodes that it denotes."""
+        found, others = dict[int, None](), list[int]()
+        for row in self.selections(facts).rows(selector):
+            if facts.flags[row] & Flag.COLLECTIVE:
+                found[row] = None
+            elif facts.flags[facts.owners[row]] & Flag.COLLECTIVE:
+                found[facts.owners[row]] = None
+            else:
+                others.append(row)
+        return sorted(found), others
+
+    def selections(self, facts: Facts) -> Selections:
+        return self._of(facts)[0]
+
+    def segments(self, facts: Facts) -> Segments:
+        return self._of(facts)[1]
+
+    def _of(self, facts: Facts) -> tuple[Selections, Segments]:
+        if facts in self._known:
+            return self._known[facts]
+        labelled = [self._blocks.get(name, NO_SEGMENT) for name in facts.names]
+        recomputed = frozenset(row for row, name in enumerate(facts.names) if name in self._recomputed)
+        found = segments(facts, labelled, recomputed)
+        block_of = array("i", labelled)
+        for row, segment in enumerate(found.segment_of):
+            if block_of[row] == NO_SEGMENT and segment >= 0:
+                block_of[row] = found.block[segment]
+        phases = bytearray(
+            Phase.FORWARD if op == "call_function" else phase for op, phase in zip(facts.ops, facts.phases, strict=True)
+        )
+        whole = evolve(facts, phases=phases)
+        times = None if self._times is None else node_times(facts, self._times.device)
+        blocks = BlockTable(block_of, self._block_names)
+        selections = Selections(whole, self._policy.lets, blocks, Chains(whole), times)
+        self._known[facts] = selections, found
+        return selections, found
+
+
+@frozen
+class SelectedCollectives:
+    """The collectives of one statement, in the graph as its buckets leave it."""
+
+    statement: Scheduling
+    rows: tuple[int, ...]
+    taken: tuple[int, ...] = ()
+    """Those that this statement moves, where several select them."""
+    takers: Mapping[int, int] = field(factory=dict)
+    """Other statement to how many of them it moves instead."""
+
+
+def after_edits(names: Sequence[str], edits: Edits, facts: Facts) -> tuple[int, ...]:
+    """The nodes of some collectives once edits are made; those that were joined are the bucket's."""
+    became: dict[str, list[str]] = {}
+    for edit in edits.done:
+        made = [node.name for node in edit.nodes if node.name in facts.index]
+        starts = [name for name in made if facts.flags[facts.index[name]] & Flag.COLLECTIVE]
+        for name in edit.collectives:
+            became.setdefault(name, []).extend(starts)
+    found: set[int] = set()
+    pending, seen = list(names), set[str]()
+    while pending:
+        name = pending.pop()
+        if name not in seen:
+            seen.add(name)
+            if name in facts.index:
+                found.add(facts.index[name])
+            pending.extend(became.get(name, ()))
+    return tuple(sorted(found))
+
+
+def assigned(policy: Policy, rows: Sequence[tuple[int, ...]]) -> list[SelectedCollectives]:
+    """The collectives that each statement of ``Policy.scheduling`` moves."""
+    last: dict[tuple[type, int], int] = {}
+    for number, statement in enumerate(policy.scheduling):
+        last.update(dict.fromkeys(((type(statement), row) for row in rows[number]), number))
+    found = []
+    for number, statement in enumerate(policy.scheduling):
+        movers = {row: _mover(statement, number, row, last) for row in rows[number]}
+        taken = tuple(row for row, mover in movers.items() if mover == number)
+        takers = Counter(mover for mover in movers.values() if mover != number)
+        found.append(SelectedCollectives(statement, rows[number], taken, takers))
+    return found
+
+
+def _mover(statement: Scheduling, number: int, row: int, last: Mapping[tuple[type, int], int]) -> int:
+    """The statement that moves a collective; ``last``: by kind and collective, the last statement that selects it."""
+    if isinstance(statement, Overlap):
+        return next((last[kind, row] for kind in (Prefetch, Delay, KeepOrder) if (kind, row) in last), number)
+    return last[type(statement), row] if statement.is_alone else number
+
 
 OrderKey = tuple[int, int, int]
 _BEFORE, _AT, _BEHIND = -1, 0, 1
@@ -29,7 +152,7 @@ class MoveRequest:
 
 @define(eq=False)
 class Moves:
-    """What prefetches and delays come to."""
+    """The moves that prefetches and delays make."""
 
     order: list[int] = field(factory=list)
     """The calls in their new order."""
@@ -50,11 +173,9 @@ def move_collectives(
     kept: Collection[int] = (),
     unknown: Collection[int] = (),
 ) -> Moves:
-    """The order of the calls with some collectives moved. A collective has one request of each kind at most.
-
-    What only a prefetched collective needs, such as the cast of a shard, moves with it; so does what reads nothing but
-    the result of a delayed one. O((nodes + edges) log nodes).
-    """
+    """The order of the calls with some collectives moved. A collective has one request of each kind at most. What only
+    a prefetched collective needs, such as the cast of a shard, moves with it; so does what reads nothing but the result
+    of a delayed one. O((nodes + edges) log nodes)."""
     mover = _Mover(facts, dependencies.before, segments, frozenset(kept), frozenset(unknown), waited=bool(delays))
     found = Moves()
     requests = [(mover.prefetch, each) for each in sorted(prefetches, key=lambda request: request.row)]
@@ -102,7 +223,7 @@ class _Mover:
         self.prefetched: dict[int, MoveRequest] = {}
         self.waits: dict[int, list[int]] = {}
         self.after: dict[int, list[int]] = {}
-        self.late: dict[int, int] = {}  # moved wait to the segment behind which it is put
+        self.late: dict[int, int] = {}  # moved wait to the segment after which it is placed
         first: dict[int, int] = {}
         for row in self.calls:
             first.setdefault(segments.direction_of[row], row)
@@ -115,7 +236,7 @@ class _Mover:
                 self.after.setdefault(each, []).append(row)
 
     def _collective(self, row: int) -> int:
-        """The collective that a row awaits, or the row itself."""
+        """The collective that a node awaits, or the node itself."""
         collective = awaited(self.facts, row)
         return row if collective is None else collective
 
@@ -154,7 +275,7 @@ class _Mover:
         return sorted(found)
 
     def _may_move_up(self, row: int, target: int) -> bool:
-        """Whether a row serves a collective alone, or a collective that starts as early itself."""
+        """True if a node serves a collective alone, or a collective that starts as early itself."""
         if row in self.kept or row in self.unknown or self.facts.flags[row] & _EFFECT:
             return False
         if self.roles[row] != Role.COLLECTIVE:
@@ -168,7 +289,7 @@ class _Mover:
             return _StaysError(f"`{names[source]}` is kept in order before it", keeper=source)
         if by in self.unknown:
             target = self.facts.targets[by]
-            return _StaysError(f"`{names[by]}` stands before it, and nobody knows what {target} does")
+            return _StaysError(f"`{names[by]}` is before it, and what {target} does is not known")
         return _StaysError(f"it needs `{names[by]}`, which runs later")
 
     # --- delay ---
@@ -208,7 +329,7 @@ class _Mover:
             self.late[each] = segment
 
     def _check_ahead(self, rows: Sequence[int]) -> None:
-        """Raise if a prefetched collective needs one of some rows."""
+        """Raise if a prefetched collective needs one of some nodes."""
         if rows:
             ahead = self.prefetched[rows[0]]
             raise _StaysError(f"`{self.facts.names[ahead.row]}` needs it earlier", ahead=ahead)
@@ -230,7 +351,7 @@ class _Mover:
 
 
 def _sorted_by_keys(calls: Sequence[int], before: Sequence[Sequence[int]], keys: Mapping[int, OrderKey]) -> list[int]:
-    """The rows sorted by key as far as dependencies allow; a row without a key is at its own place."""
+    """The nodes sorted by key as far as dependencies allow; a node without a key keeps its place."""
     if not keys:
         return list(calls)
     waiting = dict.fromkeys(calls, 0)

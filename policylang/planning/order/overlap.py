@@ -13,34 +13,29 @@ from heapq import nlargest
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Phase
-from policylang.graph.schedule import Schedule, StepKind
+from policylang.graph.facts import Facts, Phase, Schedule, StepKind
 from policylang.language.cancellation import check_cancelled
 from policylang.language.shown import format_quantity
 from policylang.language.syntax import Overlap, Quantity
 from policylang.planning.order.dependencies import ComputeProgress, Dependencies
 from policylang.planning.order.list_scheduler import Leeway, ListScheduler
-from policylang.planning.order.memory_ahead import BufferUses
-from policylang.planning.order.scheduler_nodes import LatestStarts, SchedulerNodes, scheduler_nodes
-from policylang.planning.order.selected_collectives import SelectedCollectives
+from policylang.planning.order.moves import SelectedCollectives
+from policylang.planning.order.scheduler_nodes import BufferUses, LatestStarts, SchedulerNodes, scheduler_nodes
 from policylang.simulation.memory import estimate_peak, simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import exposed_bound, in_flight, size_in_flight, walk
 
 _EXPOSED = 6
-"""How many of the most exposed collectives are tried in a round."""
+"""The number of the most exposed collectives tried in a round."""
 _PLACES = 4
-"""How many earlier places each is tried at."""
+"""The number of earlier places each is tried at."""
 _STEPS = 400_000
-"""How many nodes all tries together walk along; this bounds them on large graphs."""
+"""The nodes that all tries together walk along; this bounds them on large graphs."""
 _REFUSED = 3
 """The search ends when so many shorter steps were refused."""
 _LEAST = 1e-3
 """A try has to shorten the step by this share of what is exposed."""
-_COMPUTES = (
-    Leeway(lag=2.0, fill=0.15, reach=0.1, close=0.02),
-    Leeway(lag=10.0, fill=0.15, reach=0.1, close=0.02),
-)
+_COMPUTES = (Leeway(lag=2.0, fill=0.15, reach=0.1, close=0.02), Leeway(lag=10.0, fill=0.15, reach=0.1, close=0.02))
 """For steps that mostly compute."""
 _SENDS = (
     Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01),
@@ -48,9 +43,9 @@ _SENDS = (
 )
 """For steps that have more to send than to compute: what is computed ahead there only takes memory."""
 _CAUTIOUS = Leeway(lag=0.0, fill=0.01, reach=0.06, close=0.01, holds=False)
-"""Where none of the others keeps within the limits: nothing runs later than given, so that no memory is held back."""
+"""Used if no other leeway keeps within the limits: nothing runs later than given, so that no memory is held longer."""
 _TRIES = 3
-"""An order that exceeds the limit on the peak is made again with a limit tighter by as much."""
+"""An order that exceeds the limit on the peak is computed again with a limit tighter by the excess."""
 _MOSTLY = 0.2
 """A step mostly sends that exposes at least this share of all computation."""
 _LARGE = 40_000
@@ -66,9 +61,9 @@ class LocalMoves:
     """Improves a finished order: the most exposed collectives start earlier, or swap with the one before them.
 
     A list scheduler decides once, by urgency. A long collective on a stream that others need one after the other, such
-    as the second gather of a head's weight beside those of tensor parallelism, comes last, where no computation is left
-    to hide it. Its best place is right behind the collective after which most is computed until the next one.
-    ``accepts``: whether a shorter order may replace the last one.
+    as the second gather of a head's weight beside those of tensor parallelism, is scheduled last, with no computation
+    left to hide it. Its best place is right after the collective followed by the most computation. ``accepts``: returns
+    True if a shorter order may replace the last one.
     """
 
     def __init__(self, nodes: SchedulerNodes, accepts: Callable[[list[int]], bool]) -> None:
@@ -164,9 +159,9 @@ class OverlapLimits:
     """Bytes at every step; None for no limit."""
 
     in_flight: int | None = None
-    """Of collectives that are started and not awaited: of each, the more of its inputs and its results."""
+    """Bytes of collectives in flight: of each, the larger of its inputs and its results."""
     peak: int | None = None
-    """Of the memory alive, as :mod:`policylang.simulation.memory` counts it."""
+    """Bytes alive, as :mod:`policylang.simulation.memory` counts them."""
 
 
 def overlapped(
@@ -177,11 +172,9 @@ def overlapped(
     movable: Collection[int],
     limits: OverlapLimits,
 ) -> list[int]:
-    """The rows in the order that hides most of the time of the ``movable`` collectives, from the given order.
-
+    """The nodes in the order that hides most of the time of the ``movable`` collectives, from the given order.
     Deterministic; O((nodes + edges) log nodes). No limit that the given order keeps is exceeded at any step, and no
-    more is exposed than in the given order. Collectives that may not move keep their order among themselves.
-    """
+    more is exposed than in the given order. Collectives that may not move keep their order among themselves."""
     nodes = scheduler_nodes(facts, order, dependencies, times, movable)
     search = _Search(facts, times, nodes, order, limits)
     if not any(nodes.movable):
@@ -292,7 +285,7 @@ class OverlapLines:
         self._rows = sorted({row for _, taken in chosen for row in taken})
         self.too_tight: list[TooTight] = []
         self.too_large: dict[int, str] = {}
-        """Collectives that exceed the limit of bytes in flight by themselves, with a phrase that says so."""
+        """Collectives that alone exceed the limit of bytes in flight, with a phrase that gives the sizes."""
 
     @cached_property
     def limits(self) -> OverlapLimits:

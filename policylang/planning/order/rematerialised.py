@@ -1,4 +1,4 @@
-"""The graph under a plan's decisions: each recomputation a node of its own, in the order of the schedule.
+"""The graph under a plan's decisions: each recomputation a separate node, in the order of the schedule.
 
 Without torch, so that scheduling lines are planned on a snapshot as on the graph. Recomputations are named as the flat
 path names its copies.
@@ -12,8 +12,19 @@ from typing import Any, TypeVar
 
 from attrs import frozen
 
-from policylang.graph.facts import Derivation, Facts, Flag, GraphKind, Phase, Ref, is_gradient, rewritten
-from policylang.graph.schedule import Schedule, ScheduleStep, StepKind
+from policylang.graph.facts import (
+    Derivation,
+    Facts,
+    Flag,
+    GraphKind,
+    Phase,
+    Ref,
+    Schedule,
+    ScheduleStep,
+    StepKind,
+    is_gradient,
+    rewritten,
+)
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.simulation.memory import generator_state_bytes
@@ -51,14 +62,14 @@ class RematerialisedGraph:
     schedule: Schedule
     """Its steps: first runs, and copies to the host and back."""
     origin: Sequence[int]
-    """Row to the row of the planned graph of which it is a run."""
+    """Node to the node of the planned graph of which it is a run."""
     recomputed: Collection[int] = ()
-    """The rows of recomputations, in order."""
+    """The nodes of recomputations, in order."""
 
 
 def rematerialised(facts: Facts, schedule: Schedule) -> RematerialisedGraph:
-    """One node for each run of a node, in the order of the schedule; copies to the host and back are no nodes. A half
-    gives itself. Linear in nodes, edges and steps."""
+    """One node for each run of a node, in the order of the schedule; copies to the host and back are no nodes. A
+    forward or backward graph is returned unchanged. Linear in nodes, edges and steps."""
     if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
         return RematerialisedGraph(facts, schedule, range(len(facts)))
     return _Runs(facts, schedule).graph()
@@ -91,7 +102,7 @@ class _Runs:
         self.steps: list[ScheduleStep] = []
         self.value: dict[int, int] = {}  # what a first run, an input or a constant makes
         self.first: dict[int, int] = {}
-        self.copies: dict[int, dict[int, int]] = {}  # by region, old row to its recomputation
+        self.copies: dict[int, dict[int, int]] = {}  # by region, old node to its recomputation
         flags, owners, targets = facts.flags, facts.owners, facts.targets
         self.drawn = {  # the random operators of a flat graph that are recomputed keep the state that they start from
             row: (self.names.new(facts.names[row], "result"), self.names.new(facts.names[row], "state"))
@@ -147,14 +158,14 @@ class _Runs:
         for source in old.inputs[row]:
             is_module = old.ops[source] == "get_attr" and not old.dtypes[source]
             if self.flat and is_module and source not in copies and old.targets[row].startswith("higher_order."):
-                # A higher-order operator that is recomputed has its own reference to the graph that it runs.
+                # A recomputed higher-order operator has a second reference to the graph that it runs.
                 found = self._add(_Run(source, self.names.new(old.names[source], "recomputed")), ())
             else:
                 found = self._read(source, copies)
             if source not in left_out:
                 inputs.append(found)
         if row in self.drawn:
-            inputs.insert(0, self.value[row] - 1)  # the state is the row before what was drawn
+            inputs.insert(0, self.value[row] - 1)  # the state is the node before the drawn value
         run = _Run(row, self.names.new(old.names[row], "recomputed"), region, recomputed=True)
         copies[row] = self._add(run, tuple(dict.fromkeys(inputs)), copies)
         self.steps.append((_FIRST, copies[row], region))
@@ -223,7 +234,7 @@ class _Runs:
         )
 
     def _column(self, values: Sequence[_Value], of_state: Callable[[_Run], _Value]) -> list[_Value]:
-        """What was drawn is as the result of the operator was; the operator itself and the state are not."""
+        """A drawn value has what the operator's result had; the operator and the state have not."""
         drawn = self.drawn
         return [
             of_state(run) if run.old in drawn and not run.recomputed and run.part < _RESULT else values[run.old]

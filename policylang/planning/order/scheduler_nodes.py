@@ -1,10 +1,12 @@
-"""What the list scheduler moves as one, and when each has to run.
+"""The units that the list scheduler moves, when each has to run, and the memory of the order that is being made.
 
-A collective that may move takes along what only it needs and what may run anywhere before it, such as the cast of a
-shard. What takes neither time nor memory (views, waits of collectives that may move) is *passive*: it is no scheduler
-node, and runs right before the first one that reads it. Pieces of a tuple belong to the operator that returns it.
+A movable collective takes along nodes that only it needs and that may run anywhere before it, such as the cast of a
+shard. A node that takes neither time nor memory (views, waits of collectives that may move) is *passive*: it is no
+scheduler node, and runs right before the first one that reads it. Pieces of a tuple belong to the operator that returns
+it. Times are seconds of computation from the start of the step, in the given order and without any waiting.
 
-Times are seconds of computation from the start of the step, in the given order and without any waiting.
+Memory is counted as :mod:`policylang.simulation.memory` counts it. All that has not run is expected in the given order
+of the scheduler nodes; a node that is *pulled* runs now instead, which changes what is alive up to its old place.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ from itertools import accumulate
 
 from attrs import define, field
 
-from policylang.graph.facts import Facts, Flag, returns_memory_of_input
+from policylang.graph.facts import Facts, Flag, InputKind, Phase, returns_memory_of_input
 from policylang.operators.names import GETITEM, WAITS
 from policylang.planning.order.dependencies import Dependencies
+from policylang.simulation.memory import pieces_with_memory
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import streams_of
 
 _SHARE = 0.1
-"""What a collective takes along takes at most this share of its time."""
+"""The most time that nodes taken along may need, as a share of the collective's."""
 _MARGIN = 1.2
 """A collective starts ahead as if it, and all before its deadline on its stream, took this many times longer."""
 _LOOSE = 0.25
@@ -36,15 +39,15 @@ class SchedulerNodes:
     """One entry for each scheduler node, in the given order; *rows* are nodes of the graph."""
 
     rows: list[list[int]]
-    """What runs one after the other."""
+    """The nodes that run one after the other."""
     before: list[list[int]]
     after: list[list[int]] = field(init=False)
     seconds: list[float]
-    """Of its computation."""
+    """Seconds of its computation."""
     sent: list[int]
-    """The row of the collective that it issues, -1 for none."""
+    """The node of the collective that it issues, -1 for none."""
     streams: list[str]
-    """Of that collective."""
+    """The stream of that collective."""
     lengths: list[float]
     """Seconds of that collective."""
     awaits: list[tuple[int, ...]]
@@ -52,9 +55,9 @@ class SchedulerNodes:
     movable: bytearray
     """1 for a collective that may move."""
     inputs: Sequence[Sequence[int]]
-    """By row, the passive rows among what it reads."""
+    """By node, the passive nodes among what it reads."""
     waits: list[list[int]]
-    """The passive rows that await its collective."""
+    """The passive nodes that await its collective."""
 
     def __attrs_post_init__(self) -> None:
         self.after = [[] for _ in self.rows]
@@ -66,7 +69,7 @@ class SchedulerNodes:
         return len(self.rows)
 
     def in_rows(self, order: Iterable[int]) -> list[int]:
-        """All rows, with the scheduler nodes in this order; ``~node`` awaits the node's collective."""
+        """All nodes, with the scheduler nodes in this order; ``~node`` awaits the node's collective."""
         found: list[int] = []
         done = bytearray(len(self.inputs))
         for node in order:
@@ -93,12 +96,7 @@ def scheduler_nodes(
 
 class _NodeBuilder:
     def __init__(
-        self,
-        facts: Facts,
-        order: Sequence[int],
-        dependencies: Dependencies,
-        times: NodeTimes,
-        movable: Collection[int],
+        self, facts: Facts, order: Sequence[int], dependencies: Dependencies, times: NodeTimes, movable: Collection[int]
     ) -> None:
         self.facts, self.order, self.times = facts, order, times
         self.streams = streams_of(facts)
@@ -176,7 +174,7 @@ class _NodeBuilder:
         return passive
 
     def _only_data(self, row: int) -> bool:
-        """Whether only data dependencies bind a row to what runs before and after it."""
+        """True if only data dependencies bind a node to others before and after it."""
         inputs = self.facts.inputs
         data = set(inputs[row])
         return all(each in data for each in self.before[row]) and all(row in inputs[each] for each in self.after[row])
@@ -192,7 +190,7 @@ class _NodeBuilder:
         return found
 
     def _past_passive(self, passive: bytearray) -> tuple[list[list[int]], list[tuple[int, ...]]]:
-        """By row, the rows before it that are not passive, and the collectives that it awaits."""
+        """By node, the nodes before it that are not passive, and the collectives that it awaits."""
         reads: list[list[int]] = [[] for _ in passive]
         waits: list[tuple[int, ...]] = [()] * len(passive)
         awaited = self.streams.awaited
@@ -209,7 +207,7 @@ class _NodeBuilder:
         return reads, waits
 
     def _taken_along(self, passive: bytearray, reads: list[list[int]]) -> dict[int, int]:
-        """What only a movable collective needs and costs no memory and hardly any time right before it."""
+        """Nodes that only a movable collective needs and that cost no memory and hardly any time right before it."""
         facts, seconds = self.facts, self.times.seconds
         readers: dict[int, set[int]] = {}
         for row in self.order:
@@ -233,16 +231,14 @@ class _NodeBuilder:
 
 
 class LatestStarts:
-    """When each scheduler node is due; O(nodes + edges).
-
-    ``close``: loose nodes are due this far before their reader, as a share of all computation; ``nearest``: the first
-    consumer decides whether a collective is urgent, not the critical path behind it.
-    """
+    """When each scheduler node is due; O(nodes + edges). ``close``: loose nodes are due this far before their reader,
+    as a share of all computation; ``nearest``: the first consumer decides whether a collective is urgent, not the
+    critical path behind it."""
 
     def __init__(self, nodes: SchedulerNodes, close: float, *, nearest: bool = False) -> None:
         count, self._close, self._nearest = len(nodes), close, nearest
         *self.place, self.total = accumulate(nodes.seconds, initial=0.0)
-        """Where each node computes in the given order, and where the step ends."""
+        """When each node computes in the given order, and when the step ends."""
         self.loose = bytearray(count)
         """1 for a node with little upstream compute, which could run much earlier: recomputation of inputs, say."""
         self.at_end = bytearray(count)
@@ -254,7 +250,7 @@ class LatestStarts:
         self.early = [0.0] * count
         """From when on a collective is started ahead."""
         self.read = [self.total] * count
-        """Where the first reader of a collective computes in the given order."""
+        """When the first reader of a collective computes in the given order."""
         self._find(nodes)
         self.hole = max(
             (length for node, length in enumerate(nodes.lengths) if not self.at_end[node] and not self.loose[node]),
@@ -334,3 +330,196 @@ def announced(nodes: SchedulerNodes) -> tuple[list[list[int]], list[float]]:
         if nodes.movable[node] and each >= 0:
             found[each].append(node)
     return found, computes
+
+
+_LEAST = -(1 << 62)
+
+
+class RangeMaximum:
+    """Numbers: adds to a range and asks for the maximum of a range in O(log length), in a lazy segment tree."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self._size = 1 << (len(values) + 1).bit_length()
+        self._most = [_LEAST] * (2 * self._size)
+        self._added = [0] * (2 * self._size)
+        most, size = self._most, self._size
+        most[size + 1 : size + 1 + len(values)] = values  # a leaf is free at either end
+        for at in range(size - 1, 0, -1):
+            left, right = most[2 * at], most[2 * at + 1]
+            most[at] = left if left > right else right
+
+    def add(self, start: int, end: int, amount: int) -> None:
+        """To each number of ``[start, end)``."""
+        if start >= end or not amount:
+            return
+        most, added = self._most, self._added
+        low, high = start + self._size, end + self._size + 1
+        while low ^ high ^ 1:
+            if not low & 1:
+                most[low ^ 1] += amount
+                added[low ^ 1] += amount
+            if high & 1:
+                most[high ^ 1] += amount
+                added[high ^ 1] += amount
+            low >>= 1
+            high >>= 1
+            left, right = most[2 * low], most[2 * low + 1]
+            most[low] = (left if left > right else right) + added[low]
+            left, right = most[2 * high], most[2 * high + 1]
+            most[high] = (left if left > right else right) + added[high]
+        low >>= 1
+        while low:
+            left, right = most[2 * low], most[2 * low + 1]
+            most[low] = (left if left > right else right) + added[low]
+            low >>= 1
+
+    def most(self, start: int, end: int) -> int:
+        """The maximum of ``[start, end)``; far below zero if that is empty."""
+        if start >= end:
+            return _LEAST
+        most, added = self._most, self._added
+        low, high = start + self._size, end + self._size + 1
+        left = right = _LEAST
+        while low ^ high ^ 1:
+            if not low & 1 and most[low ^ 1] > left:
+                left = most[low ^ 1]
+            if high & 1 and most[high ^ 1] > right:
+                right = most[high ^ 1]
+            low >>= 1
+            high >>= 1
+            left += added[low]
+            right += added[high]
+        found = left if left > right else right
+        low >>= 1
+        while low:
+            found += added[low]
+            low >>= 1
+        return found
+
+
+class BufferUses:
+    """The buffers of a graph, named by the node that allocates each, and the scheduler nodes that make or read them."""
+
+    def __init__(self, facts: Facts, nodes: SchedulerNodes) -> None:
+        self.sizes: dict[int, int] = {}
+        self.resident = 0
+        """Bytes that are there before the first node."""
+        self.needs: list[int] = []
+        """By node, the bytes that it allocates."""
+        self.keeps: list[int] = []
+        """By node, those that outlive it."""
+        self.used: list[list[int]] = []
+        """By node, the buffers that it makes or reads, that others use as well, and that are freed after the last."""
+        self.users: dict[int, list[int]] = {}
+        """By buffer, the nodes that use it, in their order."""
+        owner_of, pieces_of = pieces_with_memory(facts)
+        roots, storage = facts.storage_roots, list(range(len(facts)))  # by node, the node that allocates its buffer
+        for row, inputs in enumerate(facts.inputs):
+            if roots[row] != row and inputs:
+                storage[row] = storage[inputs[0]]
+        runs = {row for rows in nodes.rows for row in rows}
+        stays = set[int]()  # never freed
+        for row, (op, phase) in enumerate(zip(facts.ops, facts.phases, strict=True)):
+            if phase == Phase.OUTPUT:
+                stays.update(storage[each] for each in facts.inputs[row])
+            if op in ("placeholder", "get_attr"):
+                self.resident += facts.bytes[row]
+                if facts.input_kinds[row] == InputKind.TANGENT:  # as if the backward had begun
+                    self.sizes[row] = facts.bytes[row]
+                else:
+                    stays.add(row)
+        stays = stays.union(*(pieces_of.get(each, ()) for each in stays))
+        for node, rows in enumerate(nodes.rows):
+            new: list[int] = []
+            for row in rows:
+                if storage[row] == row and row not in owner_of:
+                    pieces = [each for each in pieces_of.get(row, ()) if each in runs]
+                    self.sizes.update((each, facts.bytes[each]) for each in pieces)
+                    self.sizes[row] = facts.bytes[row] - sum(facts.bytes[each] for each in pieces)
+                    new += (row, *pieces)
+            own = dict.fromkeys(storage[each] for row in rows for each in (row, *facts.inputs[row]))
+            for each in [*own]:  # a tuple holds its pieces until the last is taken
+                own.update((piece, None) for piece in pieces_of.get(each, ()) if piece in runs)
+            own.update((each, None) for each in new)
+            self.needs.append(sum(self.sizes[each] for each in new))
+            self.used.append([each for each in own if each not in stays])
+            for each in self.used[node]:
+                self.users.setdefault(each, []).append(node)
+        for node, used in enumerate(self.used):
+            inner = [each for each in used if self.users[each] == [node] and facts.ops[each] == "call_function"]
+            self.keeps.append(self.needs[node] - sum(self.sizes[each] for each in inner))
+            self.used[node] = [each for each in used if each not in inner and self.sizes.get(each)]
+
+
+class LiveMemory:
+    """The bytes alive now, as nodes run in any order."""
+
+    def __init__(self, buffers: BufferUses) -> None:
+        self._buffers = buffers
+        self._left = {each: len(nodes) for each, nodes in buffers.users.items()}
+        self.bytes = buffers.resident
+
+    def run(self, node: int) -> None:
+        buffers, left = self._buffers, self._left
+        self.bytes += buffers.keeps[node]
+        for each in buffers.used[node]:
+            left[each] -= 1
+            if not left[each]:
+                self.bytes -= buffers.sizes[each]
+
+
+class MemoryAhead:
+    """The bytes alive at each node that has not run, if the rest runs in the given order."""
+
+    def __init__(self, buffers: BufferUses) -> None:
+        self._buffers = buffers
+        self._live = LiveMemory(buffers)
+        self._last = {each: [*nodes] for each, nodes in buffers.users.items()}
+        self._done = bytearray(len(buffers.needs))
+        levels: list[int] = []
+        simulated = LiveMemory(buffers)
+        for node, needs in enumerate(buffers.needs):
+            levels.append(simulated.bytes + needs)
+            simulated.run(node)
+        self._levels = RangeMaximum(levels)
+
+    def run(self, node: int) -> None:
+        """Run the next node of the given order."""
+        self._done[node] = 1
+        self._live.run(node)
+
+    def pull(self, node: int, head: int, limit: int) -> bool:
+        """Run a node ahead of the next one, ``head``, if nothing up to its old place then exceeds the limit."""
+        buffers, levels = self._buffers, self._levels
+        if self._live.bytes + buffers.needs[node] > limit:
+            return False
+        keeps = buffers.keeps[node]
+        gone = [(self._last_before(each, node, head), buffers.sizes[each]) for each in buffers.used[node]]
+        gone = [(start, size) for start, size in gone if start <= node]
+        levels.add(node, node + 1, _LEAST)
+        levels.add(head, node, keeps)
+        for start, size in gone:
+            levels.add(start, node, -size)
+        if keeps > 0 and levels.most(head, node) > limit:
+            for start, size in gone:
+                levels.add(start, node, size)
+            levels.add(head, node, -keeps)
+            levels.add(node, node + 1, -_LEAST)
+            return False
+        self._done[node] = 1
+        self._live.run(node)
+        return True
+
+    def _last_before(self, each: int, node: int, head: int) -> int:
+        """The first node at which a buffer would be free already, had ``node`` run; past ``node`` if none."""
+        last, done = self._last[each], self._done
+        while done[last[-1]]:
+            last.pop()
+        if last[-1] != node:
+            return node + 1
+        last.pop()
+        while last and done[last[-1]]:
+            last.pop()
+        start = last[-1] + 1 if last else head
+        last.append(node)
+        return start

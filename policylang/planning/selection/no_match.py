@@ -16,12 +16,11 @@ from policylang.graph.facts import Facts, InputKind
 from policylang.language import syntax
 from policylang.language.diagnostics import Fix, Span, written
 from policylang.language.globs import is_magic
+from policylang.language.names import as_one, forms_of
 from policylang.language.operators import PRELUDE_NAME
-from policylang.language.public_names import as_one, forms_of
-from policylang.language.selectors import nth, own_words
+from policylang.language.selectors import nth, own_words, predicates, rebuild, walk
 from policylang.language.shown import counted, first_lines, format_quantity, joined, listed
 from policylang.language.syntax import NOWHERE, TIMES, Predicate, Scope, Selector
-from policylang.language.walk import predicates, rebuild, walk
 from policylang.planning.selection.selectors import (
     GATHERED,
     ORIGINS,
@@ -54,8 +53,7 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
 
 
 def missing_parts(selector: Selector, selections: Selections) -> str:
-    """The names and paths of a selector that are not in the graph: ``0 nodes are `mm```; empty where
-    all are there."""
+    """The names and paths of a selector that are not in the graph: ``0 nodes are `mm```; empty where all are there."""
     found = parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections))
     named = (part for part in found if isinstance(part, syntax.Operator | syntax.Reference | syntax.InModule))
     missing = dict.fromkeys(f"`{part_label(part)}`" for part in named if not selections.rows(part))
@@ -86,8 +84,8 @@ def _lacks_origin(test: syntax.Is, selections: Selections) -> bool:
 
 
 def _is_one_part(part: Selector, selections: Selections) -> bool:
-    """True for a name that matches something. One that matches nothing here is taken apart in its turn, the groups that
-    every policy knows excepted."""
+    """True for a name that matches something. A name that matches nothing is split into its parts in turn, except the
+    built-in groups."""
     if not isinstance(part, syntax.Reference):
         return False
     return selections.lets[part.name].span.source.name == PRELUDE_NAME or bool(selections.rows(part))
@@ -106,7 +104,7 @@ def part_label(part: Selector) -> str:
 
 
 def _hint(part: Selector, selections: Selections) -> str:
-    """What the graph has instead of a part that matches nothing."""
+    """Names what the graph has instead of a part that matches nothing."""
     blocks = len(selections.blocks.names)
     match part:
         case syntax.InModule():
@@ -141,7 +139,7 @@ def _traced_hint(part: syntax.Operator | syntax.Reference, selections: Selection
         return f"; it is traced as {shown} here"
     if present:
         form, count = present[0]
-        return f"; it is taken apart here, and `{form.text}` is what comes of it ({counted(count, 'node')})"
+        return f"; it is decomposed in this graph, into `{form.text}` ({counted(count, 'node')})"
     return ""
 
 
@@ -252,7 +250,7 @@ def block_globs(glob: str, facts: Facts) -> tuple[str, ...]:
 
 
 def naming_blocks(facts: Facts, glob: str = "layers.*") -> str:
-    """The help where nothing says what the blocks are."""
+    """The help if no blocks are found."""
     found, near = block_globs(glob, facts), nearest_paths_hint(glob, facts)
     return f"name them, `blocks {found[0]}`; {near}" if found else near
 

@@ -1,4 +1,4 @@
-"""Evaluates selectors on a graph: each denotes a sorted list of forward rows, worked out once.
+"""Evaluates selectors on a graph: each denotes a sorted list of forward nodes, worked out once.
 
 Every form costs at most one pass over the nodes and edges it touches. Operators are looked up by name in
 ``Facts.by_target``: a pattern is matched once per distinct operator, never per node. Equal sub-trees, wherever in a
@@ -7,10 +7,13 @@ policy they are, are evaluated once; so is a ``let``.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
-from functools import cache
-from math import floor
+from functools import cache, cached_property
+from itertools import accumulate
+from math import floor, sqrt
 from typing import assert_never
 
 from attrs import evolve, fields, frozen
@@ -32,11 +35,123 @@ from policylang.language import syntax
 from policylang.language.cancellation import check_cancelled
 from policylang.language.globs import NameGlob, PathGlob
 from policylang.language.operators import PLAIN_FUNCTIONS
+from policylang.language.selectors import parts
 from policylang.language.syntax import Let, Policy, Predicate, Scope, Selector
-from policylang.language.walk import parts
 from policylang.operators.names import GETITEM
-from policylang.planning.selection.cuts import Cuts
 from policylang.simulation.node_times import NodeTimes
+
+_NEVER = -1
+
+
+class Cuts:
+    """The stages of one graph.
+
+    A *value* here is memory that the forward makes: views, ``wait_tensor`` and in-place results share that of the value
+    that allocated it; each output of a multi-output operator is a value, made when the operator runs. Sizes are no
+    values, nor is what depends on one parameter alone (a cast or gathered weight).
+
+    A *cut* lies between two nodes of the forward, in graph order. A value is alive at it if it was made before and a
+    forward node after it reads it, itself or through a view. While what is left of the forward makes more than ``size``
+    bytes, the stage ends at the cut where the fewest bytes are alive, among those after it has made between ``size /
+    2`` and ``size`` bytes; of several such at the latest. Where there is no cut in that range, because one node makes
+    too much, the stage ends behind that node, before the next one that makes anything, where the fewest bytes are
+    alive. ``auto`` is the square root of what the forward makes, both in GiB: as many stages as GiB in each,
+    AutoParallel's ``ac_stage_size_in_GiB="auto"``. One pass over the nodes and edges, and one over the forward for each
+    size that a policy asks for.
+    """
+
+    def __init__(self, facts: Facts, chains: Chains) -> None:
+        self.facts = facts
+        self._chains = chains
+        self._known: dict[float, tuple[int, ...]] = {}
+
+    @property
+    def produced(self) -> int:
+        """The bytes that the whole forward makes."""
+        return self._produced[-1]
+
+    def positions(self, size: float) -> tuple[int, ...]:
+        """The cuts between stages of ``size`` bytes, each as the number of forward nodes before it."""
+        if size not in self._known:
+            self._known[size] = tuple(_cut(self._produced, self._alive, size))
+        return self._known[size]
+
+    def stage(self, size: float | None) -> float:
+        """The bytes of a stage; ``auto`` is None."""
+        return sqrt(self.produced * 2**30) if size is None else size
+
+    def crossing(self, size: float | None) -> bytearray:
+        """By node, 1 for the nodes whose decision saves a value that is alive at a cut. These are the nodes whose
+        memory the value is and that share the decision of the node that allocated it, a ``wait_tensor`` for instance,
+        and the producer of that decision. Mere views are excluded."""
+        cuts, mask = self.positions(self.stage(size)), bytearray(len(self.facts))
+        roots, owners = self.facts.storage_roots, self.facts.owners
+        born, last = self._lifetimes
+        for row in self.facts.forward if cuts else ():
+            value = roots[row]
+            is_value = owners[row] == owners[value] and born[value] != _NEVER
+            if is_value and bisect_right(cuts, born[value]) < bisect_right(cuts, last[value]):
+                mask[row] = mask[owners[row]] = 1
+        return mask
+
+    @cached_property
+    def _lifetimes(self) -> tuple[array[int], array[int]]:
+        """By node of a value, the places in the forward at which it is made and read last; -1 for what is no value."""
+        facts, roots = self.facts, self.facts.storage_roots
+        inputs, targets, flags = facts.inputs, facts.targets, facts.flags
+        of_parameter = self._chains.from_parameter_mask
+        born, last, place = (array("i", [_NEVER]) * len(facts) for _ in range(3))
+        for at, row in enumerate(facts.forward):
+            place[row] = at
+            if roots[row] == row and not flags[row] & Flag.SYMBOLIC and not of_parameter[row]:
+                born[row] = at
+                if targets[row] == GETITEM:  # one of several results, which the operator made when it ran
+                    whole = inputs[row][0]
+                    born[row] = place[row] = place[whole]
+                    born[whole] = _NEVER
+            for source in inputs[row]:
+                last[roots[source]] = at
+        return born, last
+
+    @cached_property
+    def _made(self) -> list[tuple[int, int, int]]:
+        """Each value's birth, last reader and bytes."""
+        born, last = self._lifetimes
+        return [(born[row], last[row], self.facts.bytes[row]) for row in self.facts.forward if born[row] != _NEVER]
+
+    @cached_property
+    def _produced(self) -> list[int]:
+        """By cut, the bytes that the nodes before it make."""
+        made = [0] * (len(self.facts.forward) + 1)
+        for born, _, size in self._made:
+            made[born + 1] += size
+        return list(accumulate(made))
+
+    @cached_property
+    def _alive(self) -> list[int]:
+        """By cut, the bytes alive at it."""
+        change = [0] * (len(self.facts.forward) + 2)
+        for born, last, size in self._made:
+            if last > born:
+                change[born + 1] += size
+                change[last + 1] -= size
+        return list(accumulate(change))
+
+
+def _cut(produced: Sequence[int], alive: Sequence[int], size: float) -> list[int]:
+    """The cuts, from what is produced before and alive at each place. Every place is looked at once."""
+    cuts: list[int] = []
+    start = 0
+    while produced[-1] - produced[start] > size:
+        done = produced[start]
+        first = bisect_left(produced, done + size / 2, start + 1)
+        most = max(done + size, produced[first])
+        if most == produced[-1]:
+            break  # nothing is made behind that node
+        behind = bisect_right(produced, most, first)
+        start = min(range(first, behind), key=lambda place: (alive[place], -place))
+        cuts.append(start)
+    return cuts
 
 
 def effective_scope(scope: Scope | None, has_blocks: bool) -> Scope:
@@ -47,10 +162,8 @@ def effective_scope(scope: Scope | None, has_blocks: bool) -> Scope:
 
 
 def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTable, chains: Chains) -> list[Hashable]:
-    """The key that each row is counted under: a block's number, a module's path, the name of a chain's first node.
-
-    None for a node outside every block under ``per block``: it is not counted.
-    """
+    """The key that each node is counted under: a block's number, a module's path, the name of a chain's first node.
+    None for a node outside every block under ``per block``: it is not counted."""
     if scope is Scope.GRAPH:
         return [0] * len(rows)
     if scope is Scope.MODULE:
@@ -63,7 +176,7 @@ def group_keys(scope: Scope, rows: Sequence[int], facts: Facts, blocks: BlockTab
 
 
 def choose(ordinal: syntax.Ordinal, rows: list[int], keys: Sequence[Hashable]) -> list[int]:
-    """The rows at the ordinal's positions, counted from 1 in graph order within each group of equal keys."""
+    """The nodes at the ordinal's positions, counted from 1 in graph order within each group of equal keys."""
     totals = Counter(keys if ordinal.kind == "last" else ())
     counts: dict[Hashable, int] = {}
     chosen: list[int] = []
@@ -109,10 +222,8 @@ _CHILD_FIELDS = frozenset({"selector", "left", "right", "marker", "parts"})
 
 
 def operator_matcher(operator: syntax.Operator) -> Callable[[str], bool]:
-    """True if a full operator name is one that ``operator`` names.
-
-    Without a namespace: of any but Python's own functions, or ``add`` would count additions of sizes.
-    """
+    """True if a full operator name is one that ``operator`` names. Without a namespace: of any but Python's own
+    functions, or ``add`` would count additions of sizes."""
     name = NameGlob(operator.name)
     namespace = None if operator.namespace is None else NameGlob(operator.namespace)
     overload = None if operator.overload is None else NameGlob(operator.overload)
@@ -129,7 +240,7 @@ def operator_matcher(operator: syntax.Operator) -> Callable[[str], bool]:
 
 
 def children(selector: Selector, lets: Mapping[str, Let]) -> tuple[Selector, ...]:
-    """The selectors a selector is made of; of a reference, what its ``let`` stands for."""
+    """The selectors a selector is made of; of a reference, the selector of its ``let``."""
     return (lets[selector.name].selector,) if isinstance(selector, syntax.Reference) else parts(selector)
 
 
@@ -139,10 +250,8 @@ def parts_first(
     known: Container[int] = (),
     is_one_part: Callable[[Selector], bool] = lambda part: False,
 ) -> Iterator[Selector]:
-    """The selector and all that it is made of, parts first, each once; those ``known`` by their id are left out.
-
-    The walk keeps its own stack: a policy's ``let`` lines may refer to each other to any depth.
-    """
+    """The selector and all that it is made of, parts first, each once; those ``known`` by their id are left out. The
+    walk keeps an explicit stack: a policy's ``let`` lines may refer to each other to any depth."""
     seen: set[int] = set()
     stack: list[tuple[Selector, bool]] = [(selector, False)]
     while stack:
@@ -160,12 +269,7 @@ class Selections:
     """The sets that the selectors of one policy denote on one graph."""
 
     def __init__(
-        self,
-        facts: Facts,
-        lets: Mapping[str, Let],
-        blocks: BlockTable,
-        chains: Chains,
-        times: NodeTimes | None = None,
+        self, facts: Facts, lets: Mapping[str, Let], blocks: BlockTable, chains: Chains, times: NodeTimes | None = None
     ) -> None:
         self.facts = facts
         self.times = times
@@ -177,10 +281,10 @@ class Selections:
         self._numbers: dict[int, int] = {}  # id of a tree node -> number of its equivalence class
         self._classes: dict[tuple[object, ...], int] = {}
         self._rows: list[list[int]] = []  # by class
-        self._alive: list[Selector] = []  # keeps the ids in _numbers from being used again
+        self._alive: list[Selector] = []  # keeps the ids in _numbers from being reused
 
     def rows(self, selector: Selector) -> list[int]:
-        """The forward rows a resolved selector denotes, in graph order. The list is shared: do not change it."""
+        """The forward nodes a resolved selector denotes, in graph order. The list is shared: do not change it."""
         numbers = self._numbers
         for node in parts_first(selector, self.lets, numbers):
             self._evaluate_once(node, [numbers[id(part)] for part in children(node, self.lets)])
@@ -199,7 +303,7 @@ class Selections:
         self._alive.append(node)
 
     def evaluate(self, node: Selector, parts: list[list[int]]) -> list[int]:
-        """The rows of one node of a tree, given those of its parts: one pass, and nothing is remembered."""
+        """The nodes of one node of a tree, given those of its parts: one pass, and nothing is remembered."""
         facts, length = self.facts, len(self.facts)
         match node:
             case syntax.Everything():
@@ -281,11 +385,9 @@ _WRITTEN = Flag.WRITES | Flag.REPEATABLE
 
 
 def compile_predicate(predicate: Predicate, on: Selections) -> Test:
-    """The predicate as a function of a forward row. Recursion is as deep as the parser lets parentheses nest.
-
-    A comparison with something a node does not have (the ``ndim`` of a tuple, the ``group_size`` of a matmul, a time
-    without a device) is false, whatever the operator; ``not`` turns it into true.
-    """
+    """The predicate as a function of a forward node. Recursion is as deep as the parser lets parentheses nest. A
+    comparison with something a node does not have (the ``ndim`` of a tuple, the ``group_size`` of a matmul, a time
+    without a device) is false, whatever the operator; ``not`` makes it true."""
     facts = on.facts
     match predicate:
         case syntax.Not():
@@ -326,7 +428,7 @@ _COLUMNS = frozenset(("bytes", "numel", "flops"))
 
 
 def amount_of(predicate: syntax.Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
-    """The quantity of a comparison as a function of a forward row; None where the graph does not say it."""
+    """The quantity of a comparison as a function of a forward node; None if the graph lacks it."""
     match quantity := predicate.quantity:
         case "time" | "time_per_gib":
             return lambda row: None if prices is None else prices.of(quantity, row)
@@ -353,7 +455,7 @@ def _match(predicate: syntax.Match, facts: Facts) -> Test:
     """Each distinct value is matched once: a graph has many nodes and few dtypes, devices and modules."""
     wanted, name = predicate.op == "==", NameGlob(predicate.pattern).matches
     column: Sequence[str]
-    holds: Callable[[str], bool | None]  # None of a node that has no such thing
+    holds: Callable[[str], bool | None]  # None for a node without the quantity
     match predicate.property:
         case "dtype":
             column, holds = facts.dtypes, lambda dtype: name(dtype) if dtype else None
@@ -421,8 +523,8 @@ class OperatorPrices:
     times: NodeTimes
 
     def of(self, measure: str, row: int) -> float | None:
-        """A measure by its word in the language: seconds, 0 of what does nothing on the device, as views; or the
-        seconds to make the value again, per GiB that it takes to keep, None of what has no memory of its own."""
+        """A measure by its word in the language: seconds, 0 for nodes that do nothing on the device, as views; or the
+        seconds of recomputation per GiB kept, None for a value without separate memory."""
         facts, owner = self.facts, self.facts.owners[row]
         seconds, size = self.times.seconds[owner], facts.bytes[owner]
         if measure == "time":

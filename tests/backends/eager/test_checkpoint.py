@@ -97,7 +97,7 @@ def test_experts_are_chosen_once(text: str, runs: int) -> None:
     assert chosen.count == runs
     notes = policylang.report(model).notes
     assert len(notes) == (text != "recompute topk")
-    assert all("saved that choose what follows, `topk` first" in note for note in notes)
+    assert all("saved that steer later operators, `topk` first" in note for note in notes)
 
 
 class Block(nn.Module):
@@ -142,7 +142,6 @@ def test_what_is_saved_is_what_a_written_out_policy_function_saves_but_for_what_
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert len(held) == 1
     report = policylang.report(block)
-    assert report.saved is not None
     # cos reads the last product again, so here both are kept
     assert report.saved.bytes == 4 * 16 * 4 + 4 * 8 * 4
 
@@ -415,6 +414,14 @@ def test_a_policy_is_taken_off(again: bool) -> None:
     assert policylang.report(model).saved.bytes == 0
 
 
+def test_a_function_that_the_model_has_is_not_taken_off_in_silence() -> None:
+    model = models.llama().module
+    policylang.checkpoint_model(model, None)  # no policy at all: nothing to say
+    policylang.context_fn(policylang.parse(SAC), model)
+    with pytest.warns(policylang.PolicyWarning, match=r"those with a function of `context_fn` stay \(APL426\)"):
+        policylang.checkpoint_model(model, None)
+
+
 def test_a_checkpoint_behind_a_replaced_forward_is_not_taken_off() -> None:
     model = models.llama().module
     policylang.checkpoint_model(model, policylang.parse(SAC))
@@ -559,4 +566,4 @@ def test_memory_beyond_what_is_planned_is_in_the_report() -> None:
     run(block, policy, torch.randn(4, 8, requires_grad=True)).sum().backward()
     report = policylang.report(block)
     assert not report.audit.agrees
-    assert "holds 256 bytes, and the plan says 128" in str(report)
+    assert "holds 256 bytes, and the plan has 128" in str(report)

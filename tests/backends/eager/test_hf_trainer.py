@@ -32,7 +32,7 @@ def test_the_loss_curve_is_the_same_with_and_without(example: Any, capsys: pytes
     assert with_policy == without
     printed = capsys.readouterr().out
     assert "policy mine: 280 forward values, 4 blocks" in printed
-    assert "audit       the graphs that came out do what the plan says" in printed
+    assert "audit       the changed graphs do what was planned" in printed
 
 
 def test_a_bundled_policy_serves_as_well(example: Any, capsys: pytest.CaptureFixture[str]) -> None:

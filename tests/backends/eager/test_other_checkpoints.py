@@ -43,9 +43,9 @@ def wrapped(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("kind", "wrap", "said"),
     [
-        (Around, lambda model: model, r"the checkpoint of `layers\.0` \(Layer\) lies in another one"),
+        (Around, lambda model: model, r"the checkpoint of `layers\.0` \(Layer\) is inside another one"),
         (Reentrant, lambda model: model, r"`layers\.1` \(Layer\) runs with gradients in a backward alone"),
-        (Model, wrapped, r"the checkpoint of `layers\.0` \(Layer\) lies in another one"),
+        (Model, wrapped, r"the checkpoint of `layers\.0` \(Layer\) is inside another one"),
     ],
 )
 def test_a_checkpoint_around_that_of_the_policy_is_named(kind: type[Model], wrap: Any, said: str) -> None:

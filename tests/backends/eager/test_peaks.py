@@ -15,13 +15,12 @@ import policylang
 from policylang.api.snapshot import facts_of
 from policylang.commands.small_llama import step_memory
 from policylang.graph.facts import Facts
-from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import EAGER
 from policylang.planning.planner import plan
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import node_times
-from policylang.tuning.evaluation import Budget, Tuned
+from policylang.tuning.evaluation import Budget
 from policylang.tuning.tuner import Tuner
 from tests.support import models
 
@@ -132,13 +131,11 @@ def test_a_peak_is_planned_as_it_comes_out(name: str, policy: str) -> None:
 def test_a_tuned_policy_keeps_its_budget(name: str) -> None:
     facts = traced(name)
     profile = read_device("h100-sxm")
-    assert isinstance(profile, DeviceProfile)
     tuner = Tuner(facts, node_times(facts, profile), EAGER)
     smallest, most = tuner.smallest(Budget("peak", 0)).peak, tuner.save_all
     assert most is not None
     for share in (0.0, 0.3, 0.6):
         budget = Budget("peak", smallest + share * (most.peak - smallest))
         found = tuner.tuned(budget)
-        assert isinstance(found, Tuned)
         assert found.chosen.peak <= budget.limit
         assert_close(name, found.chosen.rules)

@@ -177,5 +177,5 @@ def test_memory_from_outside_that_was_let_go_is_filled_again() -> None:
 
 def test_a_saved_value_whose_memory_was_let_go_is_refused() -> None:
     model = policylang.checkpoint_model(Model(LetsGoOfAValue), policylang.parse("undecided -> save"))
-    with pytest.raises(PolicyGraphError, match="memory was let go or resized"):
+    with pytest.raises(PolicyGraphError, match="memory was freed or resized"):
         plainly(model, 0)

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from benchmarks.tune import rows_of
-from benchmarks.tuned_steps import PATHS
 from tests.documents.outputs.pages import ROOT, Shown
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -17,20 +16,9 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 LABELS = {
-    "pytorch": "PyTorch's pass, same tags",
-    "torchtitan": "TorchTitan's pass, same tags",
-    "eager SAC": "eager selective checkpointing",
-    "small": "hidden 64, 64 tokens",
-    "medium": "hidden 256, 256 tokens",
     "no checkpoint": "none",
     "recompute all": "PyTorch's, recompute all",
     "policylang": "policylang, the decisions above",
-    "save_on_cpu, eager": "PyTorch's `save_on_cpu`, eager",
-    "check": "`check llama3_sac`",
-    "check --graph": "`check llama3_sac --graph`",
-    "explain --node": "`explain llama3_sac --graph --node`",
-    "diff": "`diff llama3_sac torchtitan_full --graph`",
-    "plan --html": "`plan llama3_sac --graph --html`",
     "reshard": "`include <fsdp_reshard_always>`",
     "reshard, gathers fused": "and `fuse all_gather chains`",
     "reshard, gathers and scatters fused": "and `fuse reduce_scatter chains`",
@@ -90,41 +78,14 @@ def training_step(which: str) -> str:
 
 
 def eager(which: str) -> str:
-    if which == "first":
-        columns: list[Column] = [
-            ("checkpoint", label("checkpoint")),
-            ("peak of the first step", number("peak of the first step MiB", 2, " MiB")),
-            ("peak of a later one", number("peak of a later one MiB", 2, " MiB")),
-            ("first / later", number("first / later peak")),
-            ("time, first / later", number("first / later time")),
-        ]
-        return markdown(columns, results("eager")["first steps"])
-    columns = [("model", label("model"))]
-    columns += [(n, number(f"{n} s", 3, " s")) for n in ("no checkpoint", "recompute all", "by hand", "policylang")]
-    columns += [("policylang / by hand", number("policylang / by hand"))]
-    return markdown(columns, results("eager")["steps"])
-
-
-def flat_peaks(which: str) -> str:
-    names = {"policylang + code": None, "policylang": None}
-    rows = [row for row in results("flat_graph")["peaks"] if row["contender"] not in names]
-    columns = [("contender", label("contender")), ("simulated peak", number("peak GiB", 2, " GiB"))]
-    return markdown([*columns, ("policylang is", number("policylang is", 2, "×"))], rows)
-
-
-def offload(which: str) -> str:
-    columns = [("contender", label("contender")), ("step", number("step s", 3, " s"))]
-    return markdown([*columns, ("step / saved, same path", number("step / saved"))], results("offload")["rows"])
-
-
-def command_line(which: str) -> str:
-    return markdown([("command", label("command")), ("seconds", number("wall s"))], results("cli")["rows"])
-
-
-def rank_comparisons(which: str) -> str:
-    columns = [("ranks", number("ranks", 0)), ("comparison", number("compare_ms", 1, " ms"))]
-    columns += [("`all_gather_object`", number("all_gather_object_ms", 1, " ms")), ("ratio", number("ratio"))]
-    return markdown(columns, results("ranks")["comparisons"])
+    columns: list[Column] = [
+        ("checkpoint", label("checkpoint")),
+        ("peak of the first step", number("peak of the first step MiB", 2, " MiB")),
+        ("peak of a later one", number("peak of a later one MiB", 2, " MiB")),
+        ("first / later", number("first / later peak")),
+        ("time, first / later", number("first / later time")),
+    ]
+    return markdown(columns, results("eager")["first steps"])
 
 
 def many_ranks(which: str) -> str:
@@ -166,6 +127,7 @@ def predicted_times(which: str) -> str:
     columns += [("step, of one without", number("ratio", 3, "×")), ("predicted", number("predicted ratio", 3, "×"))]
     columns += [("extra time", number("extra s", 3, " s")), ("predicted extra", number("predicted extra s", 3, " s"))]
     rows = [row for row in results("predicted_time")["rows"] if row["policy"] != "nothing recomputed"]
+    rows = [row for row in rows if row["path"] != "traced step"]
     return markdown(columns, rows)
 
 
@@ -175,9 +137,7 @@ def _difference(row: Row) -> str:
 
 def tuning(which: str) -> str:
     found = results("tune")
-    if which == "growth":
-        columns: list[Column] = [("graph", text("graph")), ("nodes", number("nodes", 0))]
-        return markdown([*columns, ("seconds to tune", number("seconds", 2))], found["growth"]["rows"])
+    columns: list[Column]
     if which == "peaks":
         graph = found["graphs"][0]
         families = {"tuned": "tuned", "bundled": "bundled", "by hand": "by hand", "torch": "PyTorch's budget"}
@@ -201,65 +161,29 @@ def _share(key: str, times: float = 1.0) -> Callable[[Row], str]:
     return lambda row: "" if row[key] is None else f"{row[key] * times:.2f}%"
 
 
-def tuned_steps(which: str) -> str:
-    rows: list[Row] = []
-    for path in PATHS:
-        for model in dict.fromkeys(row["model"] for row in results("tuned_steps")["rows"]):
-            here = [r for r in results("tuned_steps")["rows"] if (r["model"], r["path"]) == (model, path)]
-            if here:
-                ratios = [row["measured / simulated"] for row in here]
-                peaks = [row["simulated MiB"] for row in here]
-                rows.append(
-                    {
-                        "model": model,
-                        "path": path,
-                        "budgets": len(here),
-                        "peaks": f"{min(peaks):.0f} to {max(peaks):.0f} MiB",
-                        "least": min(ratios),
-                        "most": max(ratios),
-                    }
-                )
-    columns = [("model", text("model")), ("path", text("path")), ("budgets", number("budgets", 0))]
-    columns += [("simulated peaks", text("peaks"))]
-    columns += [("measured / simulated, least", number("least", 3)), ("most", number("most", 3))]
-    return markdown(columns, rows)
-
-
 def schedule(which: str) -> str:
-    """A row for each graph and a column for each contender. ``which``: ``exposed-h100-sxm``, ``growth``."""
-    found = results("schedule")
-    if which == "growth":
-        names = [name for name in found["growth"][0] if name != "nodes"]
-        return markdown(
-            [("nodes", number("nodes", 0)), *((name.removesuffix(" s"), number(name, 2, " s")) for name in names)],
-            found["growth"],
-        )
-    figure, _, device = which.partition("-")
-    key, digits, unit = SCHEDULE_FIGURES[figure]
+    """A row for each graph and a column for each contender. ``which``: ``exposed-h100-sxm``."""
+    device = which.removeprefix("exposed-")
     rows: dict[str, Row] = {}
-    for each in found["rows"]:
+    for each in results("schedule")["rows"]:
         if each["device"] == device:
             row = rows.setdefault(each["graph"], {"graph": each["graph"], "nodes": each["nodes"]})
-            row[each["contender"]] = each.get(key)
+            row[each["contender"]] = each.get("exposed ms")
             if "bound ms" in each:
                 row["bound"] = each["bound ms"]
     names = list(
         dict.fromkeys(name for row in rows.values() for name in row if name not in ("graph", "nodes", "bound"))
     )
-    columns: list[Column] = [("graph", text("graph")), ("nodes", number("nodes", 0))]
-    columns += [("bound", number("bound", digits, unit))] if figure == "exposed" else []
+    columns: list[Column] = [
+        ("graph", text("graph")),
+        ("nodes", number("nodes", 0)),
+        ("bound", number("bound", 1, " ms")),
+    ]
     columns += [
-        (name, lambda row, name=name: number(name, digits, unit)({name: None, **row}))  # type: ignore[misc]
+        (name, lambda row, name=name: number(name, 1, " ms")({name: None, **row}))  # type: ignore[misc]
         for name in names
-        if figure != "pass" or name != "as traced"
     ]
     return markdown(columns, list(rows.values()))
-
-
-SCHEDULE_FIGURES = {
-    "exposed": ("exposed ms", 1, " ms"),
-    "pass": ("pass s", 2, " s"),
-}
 
 
 def schedule_on_ranks(which: str) -> str:
@@ -269,40 +193,16 @@ def schedule_on_ranks(which: str) -> str:
     return markdown(columns, results("schedule_on_ranks")["rows"])
 
 
-def language_server(which: str) -> str:
-    """``latency``, ``peers`` or ``memory``."""
-    found = results("lsp")
-    shown = [
-        ("p50", number("p50 ms", 1, " ms")),
-        ("p95", number("p95 ms", 1, " ms")),
-        ("most", number("max ms", 1, " ms")),
-    ]
-    if which == "latency":
-        columns: list[Column] = [("from an edit, or a request, to", text("what")), ("nodes", number("nodes", 0))]
-        return markdown([*columns, *shown], found["rows"])
-    if which == "peers":
-        columns = [("peer", text("what")), ("compared with our diagnostics of", text("ours")), *shown]
-        return markdown([*columns, ("ours / peer", number("ours / peer", 2))], found["peers"])
-    columns = [("nodes", number("nodes", 0)), ("memory", number("now MiB", 0, " MiB"))]
-    return markdown([*columns, ("at most", number("most MiB", 0, " MiB"))], found["memory"])
-
-
 _TABLES: dict[str, Callable[[str], str]] = {
     "plan-cost": plan_cost,
     "training-step": training_step,
     "eager": eager,
-    "flat-peaks": flat_peaks,
-    "offload": offload,
-    "command-line": command_line,
-    "ranks": rank_comparisons,
     "many-ranks": many_ranks,
     "compared": compared,
     "predicted-times": predicted_times,
     "tuning": tuning,
-    "tuned-steps": tuned_steps,
     "schedule": schedule,
     "schedule-on-ranks": schedule_on_ranks,
-    "language-server": language_server,
 }
 
 

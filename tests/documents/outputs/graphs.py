@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -170,7 +169,6 @@ def _state(policy: str, graph: str, device: str) -> State:
     facts = facts_of(GRAPHS / graph)
     text = read_text(document, facts, read_source)
     planned = read_graph(text, facts, graph, None, load_device(device))
-    assert planned is not None
     planned.look()
     planned.weigh()
     return State(document, text, planned, facts)
@@ -188,25 +186,12 @@ def hints(shown: Shown) -> str:
     return "\n".join(f"{lines[place.line][: place.character]:{width}}  {label}" for place, label in found)
 
 
-def hover(shown: Shown) -> str:
-    """``hover POLICY GRAPH DEVICE TEXT``: what is under the first character of a text, as clients without Markdown
-    show it."""
-    from policylang.editor.hover import hover as made
-
-    _, policy, graph, device, text = shlex.split(shown.name)
-    state = _state(policy, graph, device)
-    found = made(state, state.document.source.text.index(text), markdown=False)
-    assert found is not None
-    return str(found.contents.value)  # type: ignore[union-attr]
-
-
 PRODUCERS = {
     "cookbook": sentence,
     "margins": margins,
     "nothing-matched": nothing_matched,
     "front-page": front_page,
     "hints": hints,
-    "hover": hover,
     "picture": picture_line,
     "architectures": architectures,
 }

@@ -23,7 +23,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 import policylang
-from policylang.audit.summary import rewrite_reports
+from policylang.audit.outcome import rewrite_reports
 from policylang.backends import runtime
 from policylang.backends.flat import FlatPath
 from policylang.backends.rewriting import apply_edits
@@ -34,10 +34,9 @@ from policylang.language.syntax import Collapse, Policy
 from policylang.operators.layouts import contiguous
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
-from policylang.planning.edits.edited_facts import edited
 from policylang.planning.edits.other_ranks import ConsensusRound
 from policylang.planning.edits.proof import Prover, old_calls
-from policylang.planning.edits.statement_edits import EDIT_KINDS
+from policylang.planning.edits.statement_edits import EDIT_KINDS, edited
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, Node, Proof, Refusal
 from policylang.planning.planner import plan
 from policylang.torch_compat import distributed

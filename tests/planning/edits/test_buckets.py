@@ -307,8 +307,7 @@ def test_nothing_is_joined_across_what_is_held_in_order(kept: str, unknown: bool
         facts = evolve(facts, targets=targets)
     lines = f"bucket all_gather up to 1 MiB{kept}".replace("; ", "; optional ")
     order = plan(policylang.parse(lines), facts, HALF, ranks=AllAlike()).order
-    assert order is not None
     assert bool(order.edits.done) is (stands is None)
-    said = set() if stands is None else {f"{stands} stands between"}
+    said = set() if stands is None else {f"{stands} is in between"}
     assert {each.reason for each in order.edits.refused} == said
     assert [each.code for each in order.diagnostics] == (["APL312"] if said else [])

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.planning.order.dependencies import Role, dependencies, roles_of, unknown_operators
+from policylang.planning.order.dependencies import Role, Segments, dependencies, roles_of, segments, unknown_operators
 from policylang.planning.order.moves import MoveRequest, Moves, move_collectives
-from policylang.planning.order.segments import Segments, segments
 from tests.planning.order.sharded_steps import sharded_step
 from tests.support.textgraph import facts_of
 

@@ -18,9 +18,8 @@ from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
 from policylang.planning.order.dependencies import Dependencies, dependencies
-from policylang.planning.order.memory_ahead import BufferUses, LiveMemory, MemoryAhead
 from policylang.planning.order.overlap import LocalMoves, OverlapLimits, overlapped
-from policylang.planning.order.scheduler_nodes import scheduler_nodes
+from policylang.planning.order.scheduler_nodes import BufferUses, LiveMemory, MemoryAhead, scheduler_nodes
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.streams import exposed_bound, in_flight, step_time
@@ -177,7 +176,6 @@ def test_a_limit_on_what_is_on_the_way_holds_at_every_step(limit: int) -> None:
 def test_within_nothing_of_the_peak_it_still_hides() -> None:
     facts, _ = HALVES["FSDP, backward"]
     device = read_device("h100-sxm")
-    assert isinstance(device, DeviceProfile)
     times = node_times(facts, device)
     order = plan(facts, times, OverlapLimits(peak=peak(facts, calls(facts))))
     assert peak(facts, order) <= peak(facts, calls(facts))
@@ -199,7 +197,6 @@ def test_a_long_gather_goes_where_most_is_computed_beside_it() -> None:
     """On the stream of tensor parallelism, whose own collectives wait for each other to the end."""
     facts = forward_half(Model(layers=2, shards=8, parallel=8, vocabulary=65536, twice=True))
     device = read_device("h100-sxm")
-    assert isinstance(device, DeviceProfile)
     times = node_times(facts, device)
     assert exposed(facts, times, plan(facts, times)) <= 1.1 * exposed_bound(facts, times)
 
@@ -270,7 +267,6 @@ def test_recorded_halves_expose_little_more_than_they_have_to(name: str, device:
     """Within 1 GiB of the peak; beside the bound 0.5% of what is computed."""
     facts = read_any(RECORDED / f"{name}.json.gz")
     profile = REFERENCE if device == "reference" else read_device(device)
-    assert isinstance(profile, DeviceProfile)
     times = node_times(facts, profile)
     given_order, sent = calls(facts), collectives(facts)
     limit = peak(facts, given_order) + GIB

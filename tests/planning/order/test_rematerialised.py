@@ -12,8 +12,7 @@ from torch import fx
 import policylang
 from policylang.backends import flat
 from policylang.graph.collect import collect
-from policylang.graph.facts import COLUMNS, Facts, Flag, GraphKind
-from policylang.graph.schedule import StepKind
+from policylang.graph.facts import COLUMNS, Facts, Flag, GraphKind, StepKind
 from policylang.language.diagnostics import Severity
 from policylang.planning import capabilities
 from policylang.planning.order.rematerialised import rematerialised
