@@ -77,7 +77,7 @@ module.exports = grammar({
 
     expect: $ => seq('expect', choice(
       seq(choice('saved', seq('recomputed', optional($.figure))), optional(seq('per', 'block')), $.comparison, $.limit),
-      seq($.figure, optional(seq('per', 'host')), $.comparison, $.limit),
+      seq($.figure, optional(seq('per', alias('host', $.figure))), $.comparison, $.limit),
       seq(choice('exactly', seq('at', choice('least', 'most'))), $.integer, field('selector', $._selector)),
       seq(optional(choice('every', 'no')), field('selector', $._selector), choice('saved', 'recomputed', 'offloaded')),
     )),

@@ -184,7 +184,7 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
         return Name.Constant
     if opener.type == "EXPECT" and word in _FIGURES:
         compared = after is not None and after.type in ("COMPARISON", "PER")
-        if (behind in ("EXPECT", "RECOMPUTED") and compared) or (behind == "OF" and after is None):
+        if (behind in ("EXPECT", "RECOMPUTED", "PER") and compared) or (behind == "OF" and after is None):
             return Name.Attribute
     if behind == "OVER" or (behind == "COMMA" and opener.type in _OVER_DIMS):
         return Name  # a dimension of the user's mesh, whatever else is called so

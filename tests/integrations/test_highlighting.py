@@ -105,7 +105,7 @@ def _wanted(text: str) -> Iterator[tuple[tuple[int, int], set[str | None]]]:
         wanted: set[str | None] = {"keyword"}
         if kind in NO_WORDS or kind in MARKS:
             wanted = _plain(kind, words, index)
-        elif kind == "STEP_TIME" or (compared and word in MEASURES + PROPERTIES):
+        elif kind in ("STEP_TIME", "HOST_MEMORY") or (compared and word in MEASURES + PROPERTIES):
             wanted = {"property"}
         elif kind in word_pairs():
             wanted = {"keyword", "number"} if kind == "EVERY_NTH" else {"keyword"}

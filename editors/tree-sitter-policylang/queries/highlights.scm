@@ -40,6 +40,7 @@
 
 ((figure) @property (#any-of? @property "peak" "exposed" "flops" "operators" "time" "forward" "step" "memory" "host"))
 (figure "step" "time") @property
+(figure "host" "memory") @property
 
 ; --- properties of nodes ---
 

@@ -39,6 +39,7 @@
 
 ((figure) @variable.other.member (#any-of? @variable.other.member "peak" "exposed" "flops" "operators" "time" "forward" "step" "memory" "host"))
 (figure "step" "time") @variable.other.member
+(figure "host" "memory") @variable.other.member
 
 ; --- properties of nodes ---
 
