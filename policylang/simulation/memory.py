@@ -205,7 +205,8 @@ class _Lifetimes:
                     coming[row].append(~step)
                     last[~step] = step
                 case StepKind.WAIT_FROM_HOST:
-                    storage[row + region * length] = coming[row].pop(0)
+                    value = storage[row + region * length] = coming[row].pop(0)
+                    last[value] = step  # at least, should nothing read it
                 case StepKind.WAIT_TO_HOST:
                     last[storage.get(row, row)] = step
                 case StepKind.FIRST_RUN | StepKind.SECOND_RUN | StepKind.COPY_TO_HOST:

@@ -413,6 +413,7 @@ def test_memory_is_what_a_slow_count_says(drawn: list[int], text: str, ahead: in
             coming.setdefault(roots[row], []).append(at)
         elif kind == StepKind.WAIT_FROM_HOST:
             now[roots[row]] = coming[roots[row]].pop(0)
+            last[now[roots[row]]] = at
     (output,) = (row for row, phase in enumerate(facts.phases) if phase == Phase.OUTPUT)
     returned = {now[roots[each]] for each in facts.inputs[output]}
     found = simulate(facts, made.schedule)

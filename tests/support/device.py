@@ -152,7 +152,7 @@ class Device:
             return
         moved = sum(map(_extent, [*read.values(), *fresh.values()]))
         seconds = moved / self.profile.bandwidth.at(moved)
-        if count := flop_registry.get(operator._overloadpacket):
+        if count := _flops(operator):
             flops = count(*args, **kwargs, out_val=result)
             seconds = max(seconds, flops / self.profile.compute["float32"].at(flops))
         self._until(self._clock() + self.profile.overhead + seconds)
@@ -194,6 +194,12 @@ class _Running(TorchDispatchMode):
         result = operator(*args, **(kwargs or {}))
         self.device.ran(operator, args, kwargs or {}, result)
         return result
+
+
+def _flops(operator: Any) -> Any:
+    """What counts an operator's FLOPs; PyTorch's registry names attention as it is on a GPU."""
+    name = operator._overloadpacket.__name__.replace("_for_cpu", "")
+    return flop_registry.get(getattr(torch.ops.aten, name, None), flop_registry.get(operator._overloadpacket))
 
 
 def _address(tensor: Tensor) -> int:

@@ -74,6 +74,7 @@ class _Offloads:
         self.needed = frozenset(needed)
         self.crossing = (checkpoints and checkpoints.crossing) or frozenset()
         self.beyond = frozenset[int]() if checkpoints is None else checkpoints.beyond
+        self.block_of = () if checkpoints is None else checkpoints.of
         budgets = (inf if rule.budget is None else rule.budget.value for rule in policy.rules)
         self.room = [budget - spent.get(number, 0) for number, budget in enumerate(budgets)]
         self.backward = next((row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD), len(facts))
@@ -120,10 +121,15 @@ class _Offloads:
                 row = facts.inputs[row][0]
 
     def _to_rebuild(self, holder: int, rows: Sequence[int]) -> list[int]:
-        """The values in a holder's memory that the backward may need: offloaded ones and those left to the
-        partitioner."""
-        members = self.members[self.roots[holder]]
-        return [*rows, *(row for row in members if row in self.needed and is_open(self.decisions[row]))]
+        """The values in a holder's memory that the backward may need: offloaded ones, those left to the partitioner,
+        and views that another block takes of what it is given."""
+        members = [row for row in self.members[self.roots[holder]] if row in self.needed]
+        return [*rows, *(row for row in members if is_open(self.decisions[row]) or self._is_given(row, holder))]
+
+    def _is_given(self, row: int, holder: int) -> bool:
+        """A saved view that another block takes of what its checkpoint is given: it takes it again."""
+        elsewhere = bool(self.block_of) and self.block_of[row] != self.block_of[holder]
+        return elsewhere and saves(self.decisions[row])
 
     def _why_not(self, holder: int, rows: Sequence[int]) -> str | None:
         """Why moving a value would free nothing, or bring back something else; None where all is well."""
@@ -148,7 +154,7 @@ class _Offloads:
         """Who else keeps the memory, or changes it under the copy."""
         facts, names = self.facts, self.facts.names
         for member in self.members[self.roots[holder]]:
-            if member in self.needed and saves(self.decisions[member]):
+            if member in self.needed and saves(self.decisions[member]) and not self._is_given(member, holder):
                 return f"{names[member]}, which is saved, holds the same memory"
             if facts.flags[member] & Flag.FORWARD_OUTPUT and member not in self.crossing:
                 return f"the forward returns {names[member]}, and the caller holds it"
