@@ -18,7 +18,6 @@ from torch.nn import functional
 import policylang
 from policylang.api.snapshot import facts_of
 from policylang.graph.facts import Facts, StepKind
-
 from policylang.planning.capabilities import EAGER
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
