@@ -6,7 +6,15 @@ the blocks, under ``torch.compile`` and on a flat graph. On a GPU the memory is 
 device are one: no memory falls, ``save_on_cpu`` copies nothing, and ``offload`` copies at once, beside nothing. The
 step times there are the most that the copies can cost.
 
+``--device counted`` is the device of the tests (``tests/support/device.py``): memory apart from the host's, a clock of
+its own, copies that take their time beside computation. There the blocks of the model run in eager: kept, in
+checkpoints, under ``save_on_cpu``, under the offloading checkpoints of Transformers, and under policies. Its figures
+have the ratios of an H100 to Llama-3 8B, whose blocks compute more for each byte that crosses them than small ones do.
+``save_on_cpu`` copies on the stream that computes, and so it does there. The classes of TRL and torchtune look for an
+accelerator that PyTorch knows, and run on a GPU alone.
+
     python -m benchmarks.offload --device cpu --json benchmarks/results/offload.json
+    python -m benchmarks.offload --device counted --json benchmarks/results/offload_eager.json
 """
 
 from __future__ import annotations
@@ -14,6 +22,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +34,9 @@ from torch.autograd.graph import save_on_cpu
 import policylang
 from benchmarks.common import seconds, table, write_results
 from benchmarks.training_step import DEFAULT_SHAPE, MIB, SHAPES, Shape, StepModel, example
+from policylang.backends import copies
+from policylang.backends.copies import HOST
+from policylang.language.devices.profile import DeviceProfile, Rate
 
 SAVE = "undecided -> save"
 OFFLOAD = "undecided -> save; offload matmul in block"
@@ -122,20 +134,122 @@ def _path(row: dict[str, Any]) -> str:
     return str(row["contender"]).rpartition(" ")[2]
 
 
+RECOMPUTE = "recompute everything in block"
+CROSSING = f"{RECOMPUTE}; offload everything in block where crosses block"
+LAST = f"{CROSSING} outside last block"
+ATTENTION = f"{CROSSING} outside last block; offload attention in block outside last block"
+ALL = "offload everything in block where feeds backward outside last block"
+
+
+def on_counted_device(shape: Shape) -> list[dict[str, Any]]:
+    """A later step of each way to run the blocks in eager; all have the same gradients."""
+    from tests.support.device import Device
+
+    rows, expected = list[dict[str, Any]](), list[Tensor]()
+    for name, prepare in _ways().items():
+        print(f"measuring: {name}", flush=True)
+        model, tokens = example(shape, torch.device("cpu"))
+        device = Device(DeviceProfile("ratios", {"float32": Rate.constant(4e9)}, Rate.constant(7e8), host_bandwidth=H))
+        step = prepare(model, device)
+        step(tokens)
+        model.zero_grad()
+        found = device.step(partial(step, tokens), [*model.parameters(), *model.buffers(), tokens])
+        gradients = [each.grad for each in model.parameters()]
+        expected = expected or gradients
+        rows.append(
+            {
+                "contender": name,
+                "device MiB": found.peak / MIB,
+                "host MiB": found.host / MIB,
+                "step s": found.seconds,
+                "exposed s": found.exposed,
+                "same bits": all(map(torch.equal, gradients, expected)),
+            }
+        )
+    for row in rows:
+        row["step / kept"] = row["step s"] / rows[0]["step s"]
+    return rows
+
+
+H = 1.14e7
+"""Bytes/s between the counted device and the host."""
+
+
+def _ways() -> dict[str, Callable[[StepModel, Any], Step]]:
+    texts = {
+        "policy: recompute": RECOMPUTE,
+        "policy: offload what crosses blocks": CROSSING,
+        "policy: ... outside the last block": LAST,
+        "policy: ... and attention": ATTENTION,
+        "policy: offload everything": ALL,
+    }
+    return {
+        "kept": lambda model, _: _backward_of(model),
+        "save_on_cpu": lambda model, device: _within(model, device),
+        "Transformers, offload": _by_transformers,
+        **{name: lambda model, _, text=text: _under(model, text) for name, text in texts.items()},
+    }
+
+
+def _under(model: StepModel, text: str) -> Step:
+    return _backward_of(policylang.checkpoint_model(model, policylang.parse(text)))
+
+
+def _within(model: StepModel, device: Any) -> Step:
+    def call(tokens: Tensor) -> Tensor:
+        with _on_computing_stream(device):
+            loss: Tensor = model(tokens)
+        return loss
+
+    return _backward_of(call)
+
+
+def _by_transformers(model: StepModel, device: Any) -> Step:
+    """The ``save_on_cpu`` that Transformers puts around each checkpoint is that of the counted device."""
+    model.model.activation_checkpointing_enable(offload=False)
+    for layer in model.model.model.layers:
+        plain = layer._gradient_checkpointing_func
+
+        def checkpoint(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
+            with _on_computing_stream(device):
+                return plain(*args, **kwargs)
+
+        layer._gradient_checkpointing_func = checkpoint
+    return _backward_of(model.train())
+
+
+def _on_computing_stream(device: Any) -> Any:
+    """Each saved tensor is copied to the host where it is saved, and back where it is read, while nothing computes."""
+
+    def pack(value: Tensor) -> Any:
+        host = copies.pool.take(value.numel() * value.itemsize, HOST)
+        source = value.detach().contiguous().flatten().view(torch.uint8)
+        device.link(host, source)()
+        return host, value.dtype, value.size()
+
+    def unpack(packed: Any) -> Tensor:
+        host, dtype, size = packed
+        back = torch.empty(len(host), dtype=torch.uint8)
+        device.link(back, host)()
+        return back.view(dtype).view(size)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda", "counted"), default="cpu")
     parser.add_argument("--shape", choices=list(SHAPES), help="default: small on a CPU, 1b on a GPU")
     parser.add_argument("--inner", choices=("aot_eager", "inductor"), default="aot_eager")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
-    shape = SHAPES[options.shape or DEFAULT_SHAPE[options.device]]
-    rows = []
-    for contender in contenders(options.inner):
+    shape = SHAPES[options.shape or DEFAULT_SHAPE["cuda" if options.device == "cuda" else "cpu"]]
+    rows = on_counted_device(shape) if options.device == "counted" else list[dict[str, Any]]()
+    for contender in contenders(options.inner) if not rows else ():
         print(f"measuring: {contender.name}", flush=True)
         rows.append(measure(contender, shape, torch.device(options.device), options.steps))
-    rows = with_ratios(rows)
+    rows = rows if options.device == "counted" else with_ratios(rows)
     print(table(rows))
     write_results(options.json, {"benchmark": "offload", "shape": str(shape), "steps": options.steps, "rows": rows})
 
