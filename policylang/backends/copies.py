@@ -36,7 +36,7 @@ from torch import Tensor, fx
 
 from policylang.graph import marks
 from policylang.graph.facts import Schedule, StepKind
-from policylang.planning.schedule import IN_FLIGHT, pool_bytes
+from policylang.planning.schedule import IN_FLIGHT, SMALLER, pool_bytes
 from policylang.torch_compat.eager import storage_address, storage_bytes, storage_users, version
 from policylang.torch_compat.graphs import outside_of_modes
 
@@ -240,12 +240,15 @@ class HostValue:
         self._back: Tensor | None = None
         self._given = 0
         under_way = _leaving[self.device]
-        while len(under_way) >= IN_FLIGHT:
+        while len(under_way) >= IN_FLIGHT and self._waits_for(under_way[0]()):
             _left(under_way.popleft())
         self._host: Tensor | None = pool.take(self.bytes, self.device)
         self._wait = _link(self.device)(self._host, self.source)
         pool.out += self.bytes
         under_way.append(weakref.ref(self))
+
+    def _waits_for(self, oldest: HostValue | None) -> bool:
+        return oldest is None or oldest.bytes <= SMALLER * self.bytes
 
     def left(self) -> None:
         """The copy to the host is awaited, and the device's memory is not held any longer."""

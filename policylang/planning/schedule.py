@@ -271,6 +271,9 @@ def is_about_whole(expectation: object) -> bool:
 
 IN_FLIGHT = 2
 """The most copies between device and host in flight, in either direction, before one is awaited."""
+SMALLER = 16
+"""In eager a copy to the host does not wait for an oldest one that is more than so many times its size: what attention
+returns beside its output would wait for that."""
 
 
 BLOCKS_AHEAD = 1
@@ -503,7 +506,8 @@ class _BlockCopies:
         for row in rows:
             if row in self.left:
                 continue
-            if len(self.under_way) >= IN_FLIGHT:
+            sizes = self.facts.bytes
+            while len(self.under_way) >= IN_FLIGHT and sizes[self.under_way[0]] <= SMALLER * sizes[row]:
                 self.steps.append((int(StepKind.WAIT_TO_HOST), self.under_way.pop(0), 0))
             self.steps.append((int(StepKind.COPY_TO_HOST), row, 0))
             self.under_way.append(row)
