@@ -1,0 +1,148 @@
+"""Offloading in loops of other people: to the bit the losses, gradients and weights of the same loop without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import policylang
+from policylang.backends.copies import pool
+from tests.support.frameworks import Trained, batches, by_hand, causal_loss, differences, llama, rows
+from tests.support.late import Late, copied_over
+
+CROSSING = "recompute everything in block\noffload everything in block where crosses block"
+ALL = "offload everything in block"
+
+
+def own_checkpoints(model: nn.Module, text: str) -> nn.Module:
+    return policylang.checkpoint_model(model, policylang.parse(text), strict=True)
+
+
+def the_switch(model: Any, text: str) -> nn.Module:
+    function = policylang.context_fn(policylang.parse(text), model, strict=True)
+    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": function})
+    return model
+
+
+def accelerated(model: nn.Module, _: Path) -> list[Tensor]:
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    losses = []
+    for tokens in batches(4):
+        with accelerator.accumulate(model):
+            loss = causal_loss(model, tokens)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach())
+    accelerate.state.AcceleratorState._reset_state(True)
+    return losses
+
+
+def by_the_trainer(model: Any, folder: Path) -> list[Tensor]:
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 3, "logging_steps": 1}
+    arguments = TrainingArguments(str(folder), use_cpu=True, report_to=[], save_strategy="no", **options)
+    trainer = Trainer(model, arguments, train_dataset=rows(6))
+    trainer.train()
+    return [torch.tensor(each["loss"]) for each in trainer.state.log_history if "loss" in each]
+
+
+def by_lightning(model: nn.Module, folder: Path) -> list[Tensor]:
+    pytest.importorskip("lightning")
+    import lightning.pytorch as library
+
+    class Lit(library.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.losses = model, list[Tensor]()
+
+        def training_step(self, tokens: Tensor, _: int) -> Tensor:
+            loss = causal_loss(self.model, tokens)
+            self.losses.append(loss.detach())
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.model.parameters(), lr=1e-2)
+
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    lit = Lit()
+    trainer = library.Trainer(accelerator="cpu", max_epochs=2, default_root_dir=folder, **quiet)
+    trainer.fit(lit, torch.utils.data.DataLoader(batches(2), batch_size=None))
+    return lit.losses
+
+
+def by_sft(model: Any, folder: Path) -> list[Tensor]:
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 3, "logging_steps": 1}
+    arguments = trl.SFTConfig(
+        str(folder),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        gradient_checkpointing=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        **options,
+    )
+    data = datasets.Dataset.from_list([{"input_ids": row["input_ids"].tolist()} for row in rows(6)])
+
+    def collate(given: list[dict[str, Any]]) -> dict[str, Tensor]:
+        tokens = torch.tensor([each["input_ids"] for each in given])
+        return {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
+
+    trainer = trl.SFTTrainer(model, arguments, train_dataset=data, data_collator=collate, processing_class=_Tokenizer())
+    trainer.train()
+    return [torch.tensor(each["loss"]) for each in trainer.state.log_history if "loss" in each]
+
+
+def _Tokenizer() -> Any:
+    tokenizers = pytest.importorskip("tokenizers")
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+
+
+LOOPS: dict[str, Callable[[Any, Path], list[Tensor]]] = {
+    "by hand": lambda model, _: by_hand(model),
+    "Accelerate": accelerated,
+    "Trainer": by_the_trainer,
+    "Lightning": by_lightning,
+    "TRL SFT": by_sft,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [CROSSING, ALL], ids=["crossing", "all"])
+@pytest.mark.parametrize("way", [own_checkpoints, the_switch], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_the_bits_of_the_same_loop_without(
+    loop: str, way: Callable[[nn.Module, str], nn.Module], text: str, tmp_path: Path
+) -> None:
+    expected = Trained.by(lambda model: LOOPS[loop](model, tmp_path / "plain"), llama())
+    model, late = way(llama(), text), Late(1)
+    with copied_over(late):
+        found = Trained.by(lambda model: LOOPS[loop](model, tmp_path / "offloaded"), model)
+    assert differences(expected, found) == []
+    assert late.out
+    assert late.back
+    assert (pool.in_use, late.pending) == (0, [])
+    assert policylang.report(model).audit.agrees
