@@ -128,6 +128,19 @@ def test_the_eager_trainer_on_two_ranks(theirs: str) -> None:
     assert [outcome.audit for outcome in ours] == [True, True]
 
 
+def test_the_eager_trainer_on_two_ranks_offloads(tmp_path: Path) -> None:
+    path = tmp_path / "offload.apl"
+    path.write_text(
+        "blocks layers.*\n"
+        "recompute everything in block\n"
+        "offload everything in block where crosses block\n"
+        "offload attention in block outside last block\n"
+    )
+    ours = trained(Setting(trainer="eager", policy=str(path)), 2)
+    assert_same_training(ours, trained(Setting(trainer="eager", theirs=None), 2))
+    assert [outcome.audit for outcome in ours] == [True, True]
+
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -28,6 +28,7 @@ from tests.support.device import BACK, OUT, PROFILE, Device, Step
 from tests.support.drawn import examples
 
 WIDTH, TOKENS = 32, 64
+TENSOR = WIDTH * TOKENS * 4
 
 
 class Block(nn.Module):
@@ -130,9 +131,9 @@ def compare(programs: tuple[tuple[str, ...], ...], text: str) -> None:
     assert {way: [each.bytes for each in found.copies if each.way == way] for way in ways} == copied
     assert found.host == made.host_memory
     assert found.exposed == pytest.approx(walked.exposed, rel=0.15, abs=1e-6)
-    if abs(peak - found.peak) > 0.02 * found.peak:  # then no more than where nothing is offloaded
-        kept = text.replace("optional prefetch offloaded", "#").replace("offload", "save")
-        assert abs(peak - found.peak) <= abs(planned(programs, kept)[1] - measured(programs, kept).peak)
+    # where an operator is recomputed among saved ones, the plan may be off by one tensor, which is more in small models
+    slack = TENSOR if "recompute addmm" in text or "every 2nd" in text else 0
+    assert abs(peak - found.peak) <= max(0.02 * found.peak, slack), (peak, found.peak)
 
 
 GROUNDS = ("recompute everything in block", "save everything in block", "offload everything in block")
@@ -143,7 +144,7 @@ RULES = (
     "optional offload addmm, mm in block",
     "optional offload sigmoid, gelu in block outside last 2 blocks",
     "optional offload everything in block where is multi_output",
-    "optional offload view, transpose in block",
+    "optional offload addmm in block where feeds backward",
     "optional offload addmm, tanh in block up to 40 KiB per rank",
     "optional save first addmm per block",
     "optional save every 2nd addmm per block",
