@@ -89,11 +89,11 @@ module.exports = grammar({
 
     _selector: $ => choice($.union, $.joined, $.phrase),
     union: $ => prec.left(1, seq($._selector, ',', choice($.joined, $.phrase))),
-    joined: $ => prec.left(2, seq(
-      choice($.joined, $.phrase),
-      choice('or', 'and', 'except', 'feeding', seq('fed', 'by')),
-      $.phrase,
-    )),
+    joined: $ => prec.left(2, seq(choice($.joined, $.phrase), choice(
+      seq(choice('or', 'and', 'except', 'feeding', seq('fed', 'by')), $.phrase),
+      seq('except', alias($.left_out, $.place)),
+    ))),
+    left_out: $ => prec.right(seq('in', $._place)),
 
     phrase: $ => prec.right(seq(repeat($._prefix), $._atom, repeat($._filter))),
 
@@ -118,7 +118,8 @@ module.exports = grammar({
     parenthesized: $ => seq('(', $._selector, ')'),
 
     _filter: $ => choice($.place, $.where, $.chain_of, $.per, $.from),
-    place: $ => prec.right(seq(choice('in', 'outside'), choice(
+    place: $ => prec.right(seq(choice('in', 'outside'), $._place)),
+    _place: $ => prec.right(choice(
       field('module', $.glob),
       seq('block', optional($.integer)),
       seq('blocks', optional($.range)),
@@ -126,7 +127,7 @@ module.exports = grammar({
       seq(choice('first', 'last'), choice(seq('half', 'of'), seq(choice($.integer, $.number), '%', 'of')), $._block),
       seq('every', $.ordinal, $._block, optional($.from)),
       seq($.ordinal, 'block'),
-    ))),
+    )),
     _block: _ => choice('block', 'blocks'),
     where: $ => seq('where', $._predicate),
     chain_of: $ => prec.right(seq('chain', optional(seq(choice('after', 'before'), $._atom)))),

@@ -378,7 +378,7 @@ def _rows() -> Iterator[_Row]:
     yield r"\s(?P<bad>layers?)\b", _looked_up(_LAYERS), "the layers of a model are its `blocks`"
     yield r"\s(?P<bad>not\s+in|not\s+inside|out\s+of|outside\s+of)\s", "outside", "what is not there is `outside`"
     yield (
-        r"\s(?P<bad>inside(?:\s+of)?|within|on|(?<!half\s)of|from(?!\s+\d)|under|for(?!\s+\d))\s",
+        r"\s(?P<bad>inside(?:\s+of)?|within|on|(?<!half\s)of|from(?!\s+\d)|under|(?<!except )for(?!\s+\d))\s",
         "in",
         "a place follows `in`",
     )
@@ -398,8 +398,6 @@ def _rows() -> Iterator[_Row]:
         r"(?P<bad>&&?|\|\|?)",
         *(lambda match: " and " if "&" in match["bad"] else " or ", "`{bad}` is written as a word"),
     )
-    blocks_out = r"\s(?P<bad>except\s+in)\s+(?:first|last|every|blocks?)\b"
-    yield blocks_out, "outside", "blocks that are left out follow `outside`"
     yield r"\s(?P<bad>per\s+(?:gpu|device|card|process))\b", "per rank", "a budget is per rank"
     yield r"\boffload\b.*\s(?P<bad>to\s+(?:the\s+)?(?:cpu|host|ram))(?!\S)", "", "what is offloaded goes to the host"
     limit = r"(?P<bad>max|maximum|at\s+most|under|<=|less\s+than)"

@@ -195,6 +195,10 @@ class SelectorRules(PredicateRules):
     def joiner(self, _span: Span, word: Lexeme, *_by: Lexeme) -> str:
         return str(word)
 
+    def everything_in(self, span: Span, _word: Lexeme, place: InModule | InBlock) -> SpannedSelector:
+        """What ``except`` leaves out where a place follows it: all of the place."""
+        return SpannedSelector(evolve(place, selector=syntax.Everything(span=span), span=span), span)
+
     def phrase(self, whole: Span, *parts: Any) -> SpannedSelector:
         at = next(index for index, part in enumerate(parts) if isinstance(part, SpannedSelector))
         atom: SpannedSelector = parts[at]
