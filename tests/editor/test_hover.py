@@ -115,7 +115,7 @@ def test_a_rule_says_what_becomes_of_its_values_block_by_block() -> None:
     kept = sum(entry["bytes"] * len(group["blocks"]) for group, entry in mine if entry["fate"] == "saved")
     assert kept
     shown = said(state, "save matmul")
-    assert f"Of what it decides: {format_quantity(kept, 'bytes')} saved" in shown
+    assert f"Decided and needed by the backward: {format_quantity(kept, 'bytes')} saved" in shown
     in_one = {sum(entry["bytes"] for other, entry in mine if other is group) for group, _ in mine}
     assert len(in_one) == 1  # the first block begins with another cast: what the rule comes to there is the same
     assert f"By block: {format_quantity(in_one.pop(), 'bytes')} saved in model.layers.0–3, each." in shown
@@ -152,7 +152,7 @@ def test_a_rule_says_what_explain_says() -> None:
 
 def test_a_rule_that_no_plan_has_says_what_it_means() -> None:
     shown = said(state_of("optional save attention in block"), "attention", -1)
-    assert "kept for the backward" in shown
+    assert "Save what the nodes compute for the backward" in shown
     assert "The nodes are those of attention in block." in shown
     assert "may match nothing" in shown
     assert "64 MiB on each rank" in said(state_of("offload mm up to 64 MiB per rank"), "offload")
@@ -162,7 +162,7 @@ def test_a_statement_that_no_plan_has_says_what_it_means_once() -> None:
     state = state_of("keep order of all_to_all\nsave mm\n")
     assert said(state, "keep", 10) == "keep order of all_to_all\n\n" + KEPT
     assert said(state, "keep").startswith("keep order of all_to_all\n\n" + KEPT + "\n\nFor example")
-    assert said(state, "save mm").count("kept for the backward") == 1
+    assert said(state, "save mm").count("Save what the nodes compute for the backward") == 1
 
 
 KEPT = "No scheduler moves communication across these nodes."
@@ -326,7 +326,7 @@ def test_names_of_a_text_with_errors_are_still_explained() -> None:
     assert state.graph is None
     assert said(state, "save wide", 5).startswith("let wide = mm")
     assert "29 nodes" in said(state, "matmul")
-    assert "kept for the backward" in said(state, "save mm where")
+    assert "Save what the nodes compute for the backward" in said(state, "save mm where")
 
 
 # --- predicates, places, words ---
