@@ -374,9 +374,9 @@ def _opening(pointed: Pointed) -> Meaning | None:
 
 def _meaning(said: Meaning, before: Article | None = None) -> Article:
     """``before``: the text that is not repeated."""
-    text = with_code(said.text)
-    is_said = before is not None and any(text in each for _, each in before.blocks)
-    return Article().say("" if is_said else text, f"For example {code(said.example)}; more in {code(said.page)}.")
+    known = [] if before is None else [each for _, each in before.blocks]
+    texts = with_code(said.text), f"For example {code(said.example)}; more in {code(said.page)}."
+    return Article().say(*("" if any(text in each for each in known) else text for text in texts))
 
 
 def _titled(said: Meaning, word: str) -> Article:

@@ -326,7 +326,9 @@ def test_names_of_a_text_with_errors_are_still_explained() -> None:
     assert state.graph is None
     assert said(state, "save wide", 5).startswith("let wide = mm")
     assert "29 nodes" in said(state, "matmul")
-    assert "Save what the nodes compute for the backward" in said(state, "save mm where")
+    shown = said(state, "save mm where")
+    assert "Save what the nodes compute for the backward" in shown
+    assert shown.count("For example") == 1
 
 
 # --- predicates, places, words ---
