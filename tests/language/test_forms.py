@@ -186,7 +186,10 @@ SELECTORS = [
     ("mm, bmm or add, relu", Union((MM, BMM, ADD, RELU))),
     ("mm and bmm", Intersection(MM, BMM)),
     ("mm except bmm", Difference(MM, BMM)),
-    ("mm or bmm except in last 2 blocks", Difference(Union((MM, BMM)), InBlock(Everything(), BlockSet("last", n=2), False))),
+    (
+        "mm or bmm except in last 2 blocks",
+        Difference(Union((MM, BMM)), InBlock(Everything(), BlockSet("last", n=2), False)),
+    ),
     ("mm except in 0.1", Difference(MM, InModule(Everything(), "0.1", False))),
     ("mm or bmm and add", Intersection(Union((MM, BMM)), ADD)),
     ("mm, bmm and add", Union((MM, Intersection(BMM, ADD)))),
