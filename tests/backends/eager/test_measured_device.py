@@ -163,7 +163,7 @@ random_block = st.lists(random_step, min_size=1, max_size=4).map(tuple)
     rules=st.lists(st.sampled_from(RULES), max_size=3, unique=True),
     line=st.sampled_from(LINES),
 )
-@settings(max_examples=examples(60, 300), deadline=None)
+@settings(max_examples=examples(20, 300), deadline=None)
 def test_random_blocks_come_to_what_is_planned(
     programs: tuple[tuple[str, ...], ...], ground: str, rules: list[str], line: str
 ) -> None:
