@@ -194,12 +194,20 @@ def test_at_most_two_copies_are_under_way() -> None:
     assert not late.pending
 
 
+SOME = "recompute everything in block\noffload addmm outside last 2 blocks"
+"""Blocks that hold nothing on the host count among the blocks ahead."""
+
+
 @pytest.mark.parametrize(
-    ("line", "expected"),
-    [("", [2, 3, 4, 4, 4]), ("\nprefetch offloaded 2 blocks ahead", [3, 4, 4, 4, 4])],
+    ("policy", "expected"),
+    [
+        (CROSSING, [2, 3, 4, 4, 4]),
+        (f"{CROSSING}\nprefetch offloaded 2 blocks ahead", [3, 4, 4, 4, 4]),
+        (SOME, [0, 1, 2, 3, 3]),
+    ],
 )
-def test_copies_back_start_one_block_ahead_or_as_many_as_a_line_says(line: str, expected: list[int]) -> None:
-    _, model = pair(Plain, CROSSING + line, count=5)
+def test_copies_back_start_one_block_ahead_or_as_many_as_a_line_says(policy: str, expected: list[int]) -> None:
+    _, model = pair(Plain, policy, count=5)
     late, started = Late(), list[int]()
     for layer in model.layers:
         layer.norm.register_forward_pre_hook(lambda *_: started.append(late.back))
@@ -210,20 +218,6 @@ def test_copies_back_start_one_block_ahead_or_as_many_as_a_line_says(line: str, 
             late.back = 0
             loss.backward()
         assert started == expected
-
-
-def test_blocks_that_hold_nothing_on_the_host_count_among_the_blocks_ahead() -> None:
-    _, model = pair(Plain, "recompute everything in block\noffload addmm outside last 2 blocks", count=5)
-    late, started = Late(), list[int]()
-    for layer in model.layers:
-        layer.norm.register_forward_pre_hook(lambda *_: started.append(late.back))
-    for _ in range(2):
-        with copied_over(late):
-            loss = model(batch())
-            started.clear()
-            late.back = 0
-            loss.backward()
-        assert started == [0, 1, 2, 3, 3]
 
 
 def test_a_forward_without_a_backward_leaves_nothing() -> None:
