@@ -101,8 +101,6 @@ class RunLog:
     """The steps that wait for copies to the host and back, and how long."""
     ends: dict[tuple[int, int], float] = field(factory=dict)
     """By node and region: when computation is done with it; of a collective, when it is issued."""
-    copies: dict[int, float] = field(factory=dict)
-    """By node: seconds that computation waits for its copies to the host and back."""
 
 
 @frozen
@@ -174,8 +172,6 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
                 if log is not None and until > now:
                     log.copy_waits.append((step, until - now))
                 exposed += until - now
-                if log is not None:
-                    log.copies[row] = log.copies.get(row, 0.0) + until - now
                 now = until
             case StepKind.FIRST_RUN | StepKind.SECOND_RUN:
                 pass

@@ -158,7 +158,7 @@ class EditPlanner(ABC, Generic[Asked]):
         replaced: Mapping[int, str],
         groups: tuple[str, ...],
     ) -> Proof:
-        """Prove that new calls make the same of some nodes as old ones; ``groups`` are those of the old collectives.
+        """Prove that new calls compute from some nodes what old ones do; ``groups`` are those of the old collectives.
         Raises :class:`RefusedError` if that fails."""
         pairs = tuple((self.facts.names[row], name) for row, name in replaced.items())
         shapes = tuple((self.facts.names[row], self.facts.shapes[row] or ()) for row in sources)

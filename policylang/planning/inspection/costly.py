@@ -370,8 +370,8 @@ def _waits_for_copies(plan: Plan) -> tuple[dict[int, float], float]:
     assert times is not None
     log, found = RunLog(), dict[int, float]()
     end = walk(facts, schedule, times, log).end
-    for row, seconds in log.copies.items():
-        decision = plan.decisions[plan.facts.index[facts.names[row]]]
+    for step, seconds in log.copy_waits:
+        decision = plan.decisions[plan.facts.index[facts.names[schedule.rows[step]]]]
         if decision is not None and decision.rule is not None:
             found[decision.rule] = found.get(decision.rule, 0.0) + seconds
     return found, end
