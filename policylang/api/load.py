@@ -184,7 +184,6 @@ def format_files(paths: Sequence[str]) -> list[Formatting]:
 
 
 def format_text(content: bytes, name: str = "<stdin>") -> Formatting:
-    """Format the content of a file."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -57,7 +57,6 @@ def on_graph(
     one_model: bool,
     device: DeviceProfile | None = None,
 ) -> tuple[tuple[Plan, ...], tuple[Diagnostic, ...]]:
-    """The plan of a policy on each graph, and all that is wrong between them."""
     able = [capabilities_for(facts.kind, path) for facts in graphs.values()]
     plans = tuple(plan(policy, facts, each, device=device) for facts, each in zip(graphs.values(), able, strict=True))
     weighed = [heeded((*slowing_edits(*each), *costly_rules(*each))) for each in zip(plans, able, strict=True)]

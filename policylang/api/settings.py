@@ -47,7 +47,6 @@ class ProjectSettings:
     file: Path | None = None
     """The ``pyproject.toml`` with the table."""
     places: Mapping[str, Span] = field(factory=dict, repr=False, eq=False)
-    """The location of each in the file."""
 
 
 def project_settings(folder: Path) -> tuple[ProjectSettings, tuple[Diagnostic, ...]]:

@@ -55,7 +55,6 @@ class Found:
     ``order``."""
 
     order: list[str] = field(factory=list)
-    """The nodes, as they run."""
     begins: int = 0
     """The position of the first backward node."""
     crossing: dict[int, int] = field(factory=dict)
@@ -249,7 +248,6 @@ def summary(
     saved: Sequence[int],
     offloaded: Sequence[int] = (),
 ) -> Audit:
-    """The audit with its costs."""
     facts, again = plan.facts, sorted(found.recomputed)
     kept = {outcome: tuple(rows) for outcome, rows in saved_as(saved, plan.decisions).items()}
     needs = SavedForBackward({**SavedForBackward.of((), again, offloaded).rows, **kept})

@@ -24,7 +24,6 @@ class ReportedLine:
     source: str
     """``file:line``."""
     text: str
-    """The line as it is written."""
 
 
 @frozen
@@ -47,7 +46,6 @@ class CollectiveAccount:
     """One collective of the graph as it is planned."""
 
     name: str
-    """Its node."""
     operator: str
     """``all_gather_into_tensor``."""
     group: str
@@ -93,7 +91,6 @@ class OrderAccount:
     lines: tuple[ScheduledLine, ...] = ()
     """In the order of planning: buckets, then the others."""
     collectives: tuple[CollectiveAccount, ...] = ()
-    """In the order in which they start."""
     bound: float | None = None
     """Seconds that no order can hide."""
     barriers: dict[str, int] = field(factory=dict)
@@ -320,7 +317,6 @@ class FsdpOrderReport:
     """The account of one model's scheduling lines in eager."""
 
     policy: str
-    """Its name."""
     lines: tuple[LineByFsdpReport, ...] = ()
     differences: tuple[str, ...] = ()
     """FSDP's settings that have changed since."""
@@ -356,7 +352,6 @@ class Report:
     """
 
     policy: str
-    """Its name."""
     forward_nodes: int = 0
     """Decisions that the policy could take: forward operators, counted like those of :class:`RuleReport`."""
     blocks: int = 0

@@ -247,7 +247,6 @@ class Partition:
 
     @property
     def applied(self) -> AppliedPlan:
-        """The applied plan, without the graphs."""
         return AppliedPlan("joint", self.plan, self.audit, self.seconds, self.halves, self.orders)
 
 

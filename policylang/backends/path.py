@@ -144,7 +144,6 @@ class BackendPath:
 
 @cache
 def path_named(name: str) -> BackendPath:
-    """The path of a name, imported now."""
     made: BackendPath = _imported(path_entry(name).implementation)()
     return made
 

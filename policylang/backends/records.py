@@ -38,10 +38,7 @@ from policylang.torch_compat.distributed import gathered_parameters
 
 @frozen(eq=False)
 class AppliedPlan:
-    """A plan that was applied to a graph."""
-
     path: str
-    """The name of the path."""
     plan: Plan
     audit: Audit | None = None
     """None where the graph is only prepared, so that what it saves cannot be read off it yet."""

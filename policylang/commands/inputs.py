@@ -63,7 +63,6 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def add_options(parser: argparse.ArgumentParser, *flags: str) -> None:
-    """Add options that several commands have."""
     for flag in flags:
         parser.add_argument(flag, **_OPTIONS[flag])
 

@@ -49,7 +49,6 @@ class Article:
         return self
 
     def policy(self, text: str) -> Article:
-        """Lines of the language."""
         if stripped := text.translate(_MARKS).replace("\r", "").strip("\n"):
             self.blocks.append(("policy", stripped))
         return self

@@ -58,7 +58,6 @@ class WordPlace:
 
     @property
     def before(self) -> str:
-        """The word before."""
         return str(self.cursor.words[-1])
 
 

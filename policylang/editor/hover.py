@@ -222,7 +222,6 @@ class Pointed:
 
     @property
     def start(self) -> int:
-        """The start of the statement."""
         return self.words[0].span.start
 
     @property

@@ -57,8 +57,6 @@ _UNSAFE = re.compile(r"[^\w.-]+")
 
 
 class PolicyServer(LanguageServer):
-    """One connection."""
-
     def __init__(self) -> None:
         super().__init__("policylang", installed_version(), types.TextDocumentSyncKind.Full)
         for method in _KEPT_HERE:
@@ -67,7 +65,6 @@ class PolicyServer(LanguageServer):
         self.related = True
         """True if the client shows further places of a diagnostic."""
         self.markdown = False
-        """True if it shows Markdown."""
         self.versioned = False
         """True if it takes edits of a version of a document."""
         self.ended = False
@@ -378,7 +375,6 @@ class OpenDocuments:
         self.look_again()
 
     def drop(self, uri: str) -> None:
-        """A document is closed."""
         self._stop(uri)
         self.look_again()
 

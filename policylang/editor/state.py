@@ -115,7 +115,6 @@ def _step(branches: Iterable[ModuleBranch], component: str) -> list[ModuleBranch
 
 
 def _all(branch: ModuleBranch) -> list[ModuleBranch]:
-    """The module itself and all in it."""
     found = [branch]
     for each in found:  # grows as it is walked
         found.extend(each.children.values())
@@ -301,7 +300,6 @@ class Positions:
         return _LINE_END.split(self.text)
 
     def range(self, span: Span) -> types.Range:
-        """The range of a span of this text."""
         return self.between(span.start, span.end)
 
     def between(self, start: int, end: int) -> types.Range:

@@ -69,7 +69,6 @@ def denoted(state: State, selector: Selector) -> tuple[Selections, list[int]] | 
 
 
 def part_lines(counts: Sequence[str]) -> list[str]:
-    """The lines of ``part_counts``, what they are of marked as code."""
     found = (line.partition(": ") for line in counts)
     return [f"{code(label)}: {with_code(rest)}" if rest else label for label, _, rest in found]
 
@@ -107,7 +106,6 @@ _MOST_GROUPS = 6
 
 
 def rule_index(graph: GraphState, rule: Rule) -> int | None:
-    """The index of a rule in the policy."""
     return graph.index.number(rule)
 
 
@@ -117,7 +115,6 @@ def worth_of(graph: GraphState, index: int) -> Worth | None:
 
 
 def rule_meaning(rule: Rule) -> Article:
-    """The meaning of a rule, without a graph."""
     article = Article()
     said = meaning(rule.action.word.split()[0], "action")
     assert said is not None
@@ -363,7 +360,6 @@ def statement_hint(state: State, graph: GraphState, statement: Statement) -> str
 
 
 def rules_of(graph: GraphState, include: syntax.Include) -> list[int]:
-    """The rules of the policy that an include brings."""
     policy = graph.plan.policy
     return [at for at, rule in enumerate(policy.rules) if policy.included_by(rule.span) == include.span]
 

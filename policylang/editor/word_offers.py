@@ -226,7 +226,6 @@ def comment_of(file: Path) -> str:
 
 
 def first_sentence(comment: str) -> str:
-    """The first sentence of the first paragraph."""
     text = " ".join(comment.partition("\n\n")[0].split())
     return text.partition(". ")[0].rstrip(".")
 
@@ -512,7 +511,6 @@ def figure_offers(cursor: Cursor, measured: str) -> Iterator[WordOffer]:
 
 
 def unit_offers(measured: str) -> Iterator[WordOffer]:
-    """Behind a number."""
     for dimension in dimensions_of(measured):
         yield from (WordOffer(unit, Kind.Unit, about=f"unit:{unit}") for unit in units_of(dimension))
 

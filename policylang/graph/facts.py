@@ -28,7 +28,6 @@ class StepKind(IntEnum):
     SECOND_RUN = 1
     """A forward node is recomputed for a backward region."""
     COPY_TO_HOST = 2
-    """A copy of a value to the host starts."""
     WAIT_TO_HOST = 3
     """The copy is awaited; from here on the device does not hold the value."""
     COPY_FROM_HOST = 4
@@ -398,7 +397,6 @@ class Facts:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Node by node name."""
         return {name: row for row, name in enumerate(self.names)}
 
     @cached_property
@@ -456,7 +454,6 @@ class Facts:
         return roots
 
     def has(self, row: int, flag: int) -> bool:
-        """True if the node has the flag."""
         return bool(self.flags[row] & flag)
 
 
@@ -526,7 +523,6 @@ def forward_users(facts: Facts, row: int) -> list[int]:
 
 
 def users_of(inputs: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The column ``users`` that goes with a column ``inputs``."""
     users: list[list[int]] = [[] for _ in inputs]
     for row, reads in enumerate(inputs):
         for read in reads:

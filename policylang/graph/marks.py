@@ -90,7 +90,6 @@ def user_tag(meta: Mapping[str, Any]) -> tuple[str | None, int | None]:
 
 
 def session_of(context_fn: object) -> Any:
-    """The session of a checkpoint's ``context_fn``; None if it is not ours."""
     return getattr(getattr(context_fn, "func", context_fn), SESSION, None)
 
 

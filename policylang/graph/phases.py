@@ -216,7 +216,6 @@ def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
 
 
 def attribute(module: Any, path: str) -> Any:
-    """The attribute of a module under a dotted path; None where it has none."""
     return reduce(lambda value, name: getattr(value, name, None), path.split("."), module)
 
 

@@ -17,12 +17,10 @@ class LightningCallback(Callback):  # type: ignore[misc]  # Lightning is optiona
         self._scalars = ChangedScalars(prefix)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
-        """Called by the trainer."""
         if trainer.global_step % trainer.log_every_n_steps == 0:
             self._log(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Called by the trainer."""
         self._log(trainer, pl_module)
         self._scalars.warn_if_none()
 

@@ -22,5 +22,4 @@ class TransformersCallback(TrainerCallback):  # type: ignore[misc]  # Transforme
             self._trainer.log(new)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by the trainer."""
         self._scalars.warn_if_none()

@@ -106,11 +106,9 @@ class Cursor:
     accepted: frozenset[str]
     """The terminals that may replace that word; ``$END`` where the statement may end before it."""
     begin: int = 0
-    """The start of the statement."""
     seconds: tuple[str, ...] = ()
     """The words or terminals that make one terminal with the word before."""
     is_first: bool = False
-    """True if no statement precedes this one."""
 
     @property
     def typed(self) -> str:

@@ -28,7 +28,6 @@ class Source:
         return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
     def line_column(self, offset: int) -> tuple[int, int]:
-        """The 1-based line and column (in characters) of a character offset."""
         line = bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
 
@@ -49,7 +48,6 @@ class Span:
 
     @property
     def text(self) -> str:
-        """The characters themselves."""
         return self.source.text[self.start : self.end]
 
     @property
@@ -189,7 +187,6 @@ def written(span: Span, texts: Iterable[str], *, near: bool = False, is_choice: 
 
 
 def prefixed(span: Span, word: str) -> Fix:
-    """The fix that writes a word before the text of a span."""
     return Fix(f"write `{word}` before it", (TextChange(Span(span.source, span.start, span.start), f"{word} "),), True)
 
 
@@ -201,7 +198,6 @@ def left_out(span: Span) -> Fix:
 
 
 def inserted(span: Span, text: str) -> Fix:
-    """The fix that writes a word after the text of a span."""
     at = Span(span.source, span.end, span.end)
     return Fix(f"write `{text}` behind it", (TextChange(at, f" {text}"),))
 

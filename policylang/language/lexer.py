@@ -141,7 +141,6 @@ def word_kind(text: str) -> str | None:
 
 
 def is_policy_name(text: str) -> bool:
-    """True if a text can be the plain name of a policy; keywords can."""
     words, origin = lexer().lex(Source("", f"policy {text}"), 0, len(text) + len("policy "))
     return [word.type for word in words] == ["POLICY", "NAME"] and words[1] == text and not origin.problems
 

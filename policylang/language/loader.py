@@ -61,8 +61,6 @@ IncludeChain = tuple[tuple[str, Include | None], ...]
 
 @frozen
 class PlacedStatement:
-    """A statement, and its origin."""
-
     statement: Statement
     index: int
     """Its number in its file."""

@@ -151,7 +151,6 @@ def group_names() -> tuple[str, ...]:
 
 
 def selector_of_groups(text: str) -> Selector:
-    """The selector that a text of groups and operators writes."""
     file, diagnostics = parse_file(Source(PRELUDE_NAME, f"let it = {text}"))
     (let,) = file.statements
     if diagnostics or not isinstance(let, Let):

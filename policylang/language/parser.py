@@ -221,7 +221,6 @@ _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013", "APL114")
 
 @cache
 def statement_parser() -> Lark:
-    """The parser of one statement."""
     return parser_of(StatementRules())
 
 

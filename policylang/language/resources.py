@@ -44,7 +44,6 @@ def codes_folder() -> Path:
 
 
 def installed_version() -> str:
-    """The version in the package's metadata, or ``(not installed)``."""
     from importlib.metadata import PackageNotFoundError, version  # slow to import, and seldom asked for
 
     try:
@@ -67,7 +66,6 @@ class Manifest:
 
 @cache
 def manifest() -> Manifest:
-    """The bundled manifest."""
     content = json.loads(data_file("operators.json").read_text(encoding="utf-8"))
     if content["format"] != _FORMAT:
         raise RuntimeError(f"the operator manifest has format {content['format']}, this policylang reads {_FORMAT}")

@@ -39,12 +39,10 @@ from policylang.language.syntax import (
 
 
 def selector_of(statement: Statement) -> Selector | None:
-    """The selector of a statement that has one."""
     return statement.selector if isinstance(statement, Selecting) else None
 
 
 def selectors_of(statements: Iterable[Statement]) -> Iterator[Selector]:
-    """The selectors of statements, such as ``Policy.statements``."""
     return filter(None, map(selector_of, statements))
 
 

@@ -18,7 +18,6 @@ from math import inf, nextafter
 from typing import Literal
 
 Dimension = Literal["bytes", "flops", "seconds", "fraction", "number"]
-"""The dimension of a figure."""
 
 UNITS: dict[str, tuple[float, Dimension]] = {
     "B": (1, "bytes"),

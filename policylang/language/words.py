@@ -55,7 +55,6 @@ def meanings() -> tuple[Meaning, ...]:
 
 
 def meaning(word: str, sense: Sense) -> Meaning | None:
-    """The meaning of a word in one sense, if it has one."""
     return next((each for each in senses(word) if each.sense == sense), None)
 
 

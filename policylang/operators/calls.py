@@ -74,7 +74,6 @@ class StandIn:
     positional: int
     """How many arguments the call gives by position."""
     keywords: tuple[str, ...]
-    """The names of the others."""
     returns_several: bool
 
     def __str__(self) -> str:

@@ -66,7 +66,6 @@ class Move:
         return self
 
     def on(self, rank: int) -> Move:
-        """As one rank has it."""
         return self
 
     def values(self, value: Any) -> Any:
@@ -228,7 +227,6 @@ class Part:
     """In place of a slice's bounds: one of equal parts of the dimension, which one depends on the rank."""
 
     places: tuple[tuple[int, int], ...]
-    """The place of each rank."""
     count: int
 
 

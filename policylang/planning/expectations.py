@@ -246,7 +246,6 @@ def _share(part: float, whole: float) -> float:
 
 
 def numbers(blocks: BlockTable) -> Sequence[int]:
-    """The numbers of the blocks that are in the graph."""
     return range(len(blocks.names)) if blocks.alone is None else (blocks.alone,)
 
 

@@ -167,7 +167,6 @@ class Edits:
         return bool(self.done)
 
     def of(self, statement: int) -> Edits:
-        """Those of one statement."""
         return Edits(
             tuple(edit for edit in self.done if edit.statement == statement),
             tuple(refusal for refusal in self.refused if refusal.statement == statement),

@@ -221,7 +221,6 @@ class StatementErrors:
             yield evolve(found, cause=refusals.NO_SUCH_BLOCKS)
 
     def shares(self) -> Iterator[Diagnostic]:
-        """Shares that are no block."""
         for each in self._shares:
             yield each if self._selections.blocks.names else evolve(each, cause=refusals.NO_SUCH_BLOCKS)
 

@@ -20,8 +20,6 @@ MOST_ROUNDS = 7
 
 @frozen(eq=False)
 class Trial:
-    """One operation of one size."""
-
     name: str
     """``float32 product, linear``: its name in messages."""
     key: str
@@ -35,8 +33,6 @@ class Trial:
 
 
 class Clock(Protocol):
-    """Times a trial."""
-
     def now(self) -> float:
         """Seconds since some moment, on a clock at the wall: what a budget is spent by."""
 
@@ -62,8 +58,6 @@ class Timing:
 
 @define(eq=False)
 class Timings:
-    """The timings of the trials."""
-
     of: dict[Trial, Timing] = field(factory=dict)
     refused: dict[str, str] = field(factory=dict)
     """Keys that the machine cannot do in any size, with the first line of its error."""

@@ -63,7 +63,6 @@ class RankComparison:
 
     @property
     def asks(self) -> bool:
-        """This rank compares at all."""
         return self.agree and meeting.is_on() and self.store is not None
 
     # --- one graph ---
@@ -132,7 +131,6 @@ class RankComparison:
         return f"{account.label} ({self.topic})"
 
     def close(self) -> None:
-        """This rank goes on."""
         meeting, self.meeting = self.meeting, None
         if meeting is not None:
             meeting.leave()

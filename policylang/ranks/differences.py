@@ -199,7 +199,6 @@ def absent(mine: RankMessage, absence: Absence) -> Diagnostic:
 
 
 def not_shared(mine: RankMessage, key: MeetingKey, other: RankMessage) -> Diagnostic:
-    """``other`` shares a graph over ``key``, and the graph of ``mine`` does not."""
     message = (
         f"ranks {other.rank} and {mine.rank} have different graphs: rank {other.rank} compares over {_over(key)}, and "
         f"the graph of rank {mine.rank} has no collective over it"

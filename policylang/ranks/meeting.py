@@ -66,7 +66,6 @@ _MOST = 7 << 20
 _KEPT = 8
 """Absences that are repeated with every message."""
 _REASON = 1000
-"""Characters."""
 _T = TypeVar("_T")
 
 
@@ -92,7 +91,6 @@ class RankHistory:
     epochs: dict[str, int] = field(factory=dict)
     """The last at each place, whichever thread was there."""
     absences: tuple[Absence, ...] = ()
-    """The last of this rank."""
     told: set[str] = field(factory=set)
     """The known absences of other ranks."""
     _visits: threading.local = field(factory=threading.local)
@@ -184,7 +182,6 @@ class MessageStore:
             self._ask(lambda to: to.set(f"{PREFIX}/{key}", data))
 
     def read_content(self, key: str) -> StepContent | None:
-        """None while it is not there."""
         found = self.read(StepContent, [key], decompress)
         return found[0] if found else None
 
@@ -273,7 +270,6 @@ class Meeting:
     groups: Mapping[str, Sequence[int]]
     """The ranks of each of the graph's groups."""
     operators: str
-    """The digest of the graph's."""
     label: str
     """For people: what is compared, ``a joint graph of 812 nodes, compiling forward (model.py:12)``."""
     policy: Policy
@@ -291,7 +287,6 @@ class Meeting:
     _awaited: dict[int, MeetingKey] = field(factory=dict)
     """The ranks that have not sent anything yet, and a key under which they will."""
     _sent: list[str] = field(factory=list)
-    """In this step."""
     _waits: bool = False
     """It has sent its epoch."""
     _circle: tuple[tuple[str, ...], int] = ((), 0)

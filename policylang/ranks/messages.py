@@ -30,7 +30,6 @@ class MeetingKey:
     """Names one comparison over a process group, alike on all of its members."""
 
     topic: str
-    """Its address."""
     group: str
     """Its c10d name, the same on all members."""
     ranks: tuple[int, ...]
@@ -107,9 +106,7 @@ class RankMessage:
     by_group: tuple[GroupDigest, ...] = ()
     """In the order in which the graph first uses the groups."""
     graph: str = ""
-    """The digest of its operators."""
     absences: tuple[Absence, ...] = ()
-    """The last of this rank."""
 
     def misses(self, absence: Absence) -> bool:
         """It waits for a rank that is absent."""
@@ -150,7 +147,6 @@ class RankStatus:
     text: str = ""
     """For people: what the rank has, why it stopped, or why it does not compare."""
     absences: tuple[Absence, ...] = ()
-    """Its last."""
     keys: tuple[MeetingKey, ...] = ()
     """The keys of its comparison, while it waits and nothing else of it can run that others may wait for."""
     awaited: str = ""

@@ -43,8 +43,6 @@ _MOVES = frozenset(MOVERS) - movers_of(GroupMove)
 
 @frozen
 class CollectiveCall:
-    """One call of a collective."""
-
     node: str
     operator: str
     terms: str
@@ -72,13 +70,10 @@ class CollectiveCall:
 
 @frozen(eq=False)
 class GraphRun:
-    """A graph that is run, or a part of one."""
-
     when: str
     """``forward``, ``backward``; empty for all at once."""
     facts: Facts
     rows: Collection[int] | None = None
-    """For a part of a graph."""
 
 
 def collectives_of(run: GraphRun) -> list[CollectiveCall]:
@@ -164,7 +159,6 @@ class RankAccount:
 
     @property
     def rounds(self) -> list[ComparedStep]:
-        """The steps of settling."""
         return [each for each in self.steps if each.session]
 
     def pack(self) -> str:
@@ -311,7 +305,6 @@ class StepContent:
     """The collectives in the order of a policy's scheduling lines."""
     rows: tuple[ComparedNode, ...] = ()
     lines: tuple[str, ...] = ()
-    """Settings."""
     recomputed: tuple[str, ...] = ()
     """The collectives that are recomputed."""
     offers: tuple[Proposal, ...] = ()

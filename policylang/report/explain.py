@@ -348,7 +348,6 @@ def explained_statements(plan: Plan) -> tuple[list[Span], list[Span]]:
 
 
 def explain_statement(plan: Plan, span: Span, capabilities: Capabilities) -> Explained:
-    """Explain one of :func:`explained_statements`."""
     rules, lines = explained_statements(plan)
     ordered = communication(plan)
     if ordered is not None and span in lines:

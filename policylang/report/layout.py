@@ -146,7 +146,6 @@ def words(text: str) -> str:
 
 
 def fenced(text: str, language: str) -> str:
-    """A block of code."""
     fence = "`" * max(3, _longest(text) + 1)
     return f"{fence}{language}\n{printable(text)}\n{fence}"
 
@@ -219,7 +218,6 @@ def element(tag: str, /, *children: str, **attributes: object) -> Markup:
 
 
 def fragment(*children: str) -> Markup:
-    """One after the other."""
     return Markup("".join(each if isinstance(each, Markup) else escape(each) for each in children))
 
 

@@ -269,7 +269,6 @@ def _complete(
 
 
 def _micro(seconds: float) -> float:
-    """Microseconds, to the picosecond."""
     return round(seconds * 1e6, 6)
 
 

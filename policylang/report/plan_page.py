@@ -292,7 +292,6 @@ def _tile(name: str, amount: str, rest: str) -> Markup:
 
 
 def _tiles(found: breakdown.Breakdown) -> Markup:
-    """The totals of a plan."""
     under, without, plan = found.under, found.without, found.plan
     amounts, time = under.amounts, under.time
     kept, peak, flops = amounts.saved_bytes, under.peak.bytes, amounts.recomputed_flops

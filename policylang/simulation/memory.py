@@ -45,8 +45,6 @@ _STATE_ON_CPU, _STATE_ELSEWHERE = 5056, 16
 
 
 class Origin(IntEnum):
-    """The origin of memory."""
-
     FIRST_RUN = 0
     SECOND_RUN = 1
     """A forward value is recomputed."""

@@ -356,7 +356,6 @@ class _Pricing:
         return max(moving, device.overhead + self._computing(row, flops)) if flops else moving
 
     def _computing(self, row: int, flops: int) -> float:
-        """0 if the profile lacks it."""
         device, target, dtype = self.device, self.facts.targets[row], matrix_dtype(self.facts, row)
         rate = device.compute.get(dtype)
         if rate is None:

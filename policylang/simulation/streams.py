@@ -243,7 +243,6 @@ class StepTime:
     forward: float
     """The forward's operators, each run once, one after the other: those that compute and those that communicate."""
     recomputed: float
-    """The recomputed operators."""
     step: float
     """From the first operator to the last."""
     exposed: float

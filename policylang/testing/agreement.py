@@ -43,7 +43,6 @@ class PathRun:
     numbers: Numbers
     report: Report
     graphs: tuple[tuple[Facts, Report], ...]
-    """Each graph in order: its facts as planned on, and its report."""
 
 
 @frozen(eq=False)
@@ -144,8 +143,6 @@ class DecisionComparison:
 
 @frozen(eq=False)
 class PathResult:
-    """One row of the table."""
-
     path: str
     ran: PathRun | None = None
     refused: PathRefusal | None = None
@@ -171,11 +168,9 @@ class Agreement:
     """The result of :func:`policylang.testing.agree`; ``str()`` of it is the table."""
 
     policy: str
-    """Its name."""
     loss: float
     """The loss of the plain model."""
     gradients: int
-    """The number of gradients."""
     results: tuple[PathResult, ...]
     """A path each: what it decided, kept and computed, or why it refused."""
     decisions: DecisionComparison

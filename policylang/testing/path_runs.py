@@ -172,7 +172,6 @@ STEPS = {
 
 
 def compare_numbers(plain: Numbers, found: Numbers) -> NumbersComparison:
-    """Compare the numbers of a path with those of the plain model."""
     return NumbersComparison(
         _equality({"the loss": plain.loss}, {"the loss": found.loss}),
         _equality(plain.gradients, found.gradients),

@@ -462,8 +462,6 @@ def files_of(path: str) -> list[str]:
 
 @define(eq=False)
 class _File:
-    """The run of one file."""
-
     source: Source
     snapshots: dict[Path, Facts | None]
     """Those that were read before; None for one that cannot be read, which was reported then."""

@@ -117,7 +117,6 @@ def backend_of(compiled: Any) -> Any:
 
 
 def backend_behind(wrapper: Any) -> Any:
-    """The backend that Dynamo's wrappers are around."""
     while True:
         inner = getattr(wrapper, "_torchdynamo_orig_backend", None) or getattr(wrapper, "compiler_fn", None)
         if inner is None:

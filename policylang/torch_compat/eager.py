@@ -271,7 +271,6 @@ def move_inputs(pair: Any, moved: Callable[[Any], Any], back: Callable[[Any], An
 
 
 def _variable(function: Any, name: str) -> Any:
-    """A variable around a function."""
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
 
 

@@ -325,7 +325,6 @@ class TargetDevice:
     """The device and mode of a step."""
 
     kind: str
-    """``cuda`` or ``cpu``."""
     capability: tuple[int, int] | None = None
     """The compute capability of a GPU whose kernels are to be chosen without asking one; None to ask the GPU."""
 

@@ -51,7 +51,6 @@ class BlockTrace:
     """By row of an operation inside an operator on tensor subclasses, the row of that operator."""
 
     def under(self, root: str) -> BlockTrace:
-        """The trace of the same block under another name."""
         facts = self.facts
         if not root:
             return self

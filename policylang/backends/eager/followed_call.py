@@ -129,7 +129,6 @@ class PlannedInstructions(Instructions):
 
 
 def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
-    """The plan as instructions, operator by operator."""
     facts, stream = plan.facts, trace.stream
     needs = saved_and_recomputed(plan)
     held = kept_rows(facts, (*needs.saved, *(row for row in needs.offloaded if row < trace.reach_row)))

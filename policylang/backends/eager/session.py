@@ -273,7 +273,6 @@ def innermost() -> CheckpointContext | None:
 
 
 def session_behind(context_fn: object) -> Session | None:
-    """The session that a ``context_fn`` is of, if it is one of ours."""
     session = marks.session_of(context_fn)
     return session if isinstance(session, Session) else None
 
@@ -330,7 +329,6 @@ class CheckpointContext:
         self._hooks: Any = None
         """The hooks of the checkpoint itself."""
         self._around: Any = None
-        """The hooks around them."""
         self._gave_way = False
         self._aside = False
         self._inputs: list[MovedTensor] = []
@@ -485,7 +483,6 @@ class CheckpointContext:
         self.mode = self._contexts.enter_context(RecomputeMode(call, within=within))
 
     def end(self, module: nn.Module, output: Any) -> None:
-        """A block has run."""
         if module is not self.block or self.mode is None:
             return
         if self._depth:

@@ -312,7 +312,6 @@ class CompiledCode:
     """The result of compiling one graph of Dynamo's."""
 
     run: Callable[..., Any]
-    """The compiled graph."""
     findings: tuple[Findings, ...]
     """Empty where there was nothing to decide."""
     why_gone: WhyGone

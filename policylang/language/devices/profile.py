@@ -101,7 +101,6 @@ class DeviceProfile:
     overhead: float = 0.0
     """Fixed seconds of each kernel: its launch, or the operator's overhead in eager mode."""
     capacity: int | None = None
-    """Bytes of memory."""
     host_bandwidth: float | None = None
     """Bytes/s between the device and the host, in each direction."""
     host_ranks: int | None = None

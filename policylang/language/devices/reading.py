@@ -426,7 +426,6 @@ class _Reader:
     # --- tables ---
 
     def _read(self, table: Mapping[str, Any] | None, path: _Path, figure: _Figure[_T], otherwise: _U) -> _T | _U:
-        """The figure at the end of a path; ``otherwise`` where there is none, or none of that kind."""
         key = str(path[-1])
         if table is None or key not in table:
             return otherwise

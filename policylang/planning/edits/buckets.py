@@ -69,7 +69,6 @@ class Member:
     alike: Alike
     ranks: int
     given: tuple[int, ...]
-    """The shape of its input."""
     gives: tuple[int, ...]
     piece: int
     """The elements of one rank's part."""

@@ -105,10 +105,7 @@ class NewNodes:
 
 
 class EditPlanner(ABC, Generic[Asked]):
-    """One statement on one graph."""
-
     kind: ClassVar[str]
-    """The statement's ``kind``."""
     counted: ClassVar[str]
     """The collective that it looks for, which a diagnostic counts if nothing is found."""
     nothing_found: ClassVar[str]

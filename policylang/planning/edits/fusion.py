@@ -249,8 +249,6 @@ def slice_on_ranks(
 
 
 class GatherChains(ChainFusion):
-    """A ``fuse all_gather chains`` statement."""
-
     kind = counted = "all_gather"
     nothing_found = "no gather of this graph reads another gather, straight or through layout operators"
     collective = GATHER

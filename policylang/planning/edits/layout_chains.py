@@ -81,7 +81,6 @@ class Fan:
 
     @property
     def base(self) -> int:
-        """The node that is split."""
         return self.first.base
 
 
@@ -325,8 +324,6 @@ def _after(facts: Facts, row: int, source: int, stride: Lengths) -> Lengths | No
 
 @frozen
 class LayoutStep:
-    """A layout operator."""
-
     target: str
     argument: tuple[int, ...] | str | None
     shape: Lengths
@@ -439,7 +436,6 @@ def without_pieces(facts: Facts, unread: Collection[int]) -> Facts:
 
 
 def with_pieces(edit: Edit, facts: Facts, unread: Collection[int]) -> Edit:
-    """The edit, which removes the unread pieces of what it removes."""
     if not unread:
         return edit
     dead = {facts.index[name] for name in edit.dead}

@@ -55,8 +55,6 @@ class _Trip:
 
 
 class RoundTrips(EditPlanner[Collapse]):
-    """A ``collapse round_trips`` statement."""
-
     kind = "round_trip"
     counted = "all_gather"
     nothing_found = "no value of this graph is gathered and sliced back"

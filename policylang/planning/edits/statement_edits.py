@@ -179,7 +179,6 @@ def _nodes(value: Any) -> list[str]:
 EDIT_KINDS: Mapping[str, type[EditPlanner[Any]]] = {
     each.kind: each for each in (GatherChains, ScatterChains, RoundTrips, Buckets)
 }
-"""By the ``kind`` of a statement."""
 _MOST_NAMES = 8
 
 

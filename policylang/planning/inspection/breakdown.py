@@ -415,8 +415,6 @@ _INPUTS: dict[int, str] = {
 
 @frozen
 class Moment:
-    """A step of the schedule."""
-
     step: int
     """Counted from 1."""
     node: str
@@ -473,7 +471,6 @@ class PeakValues:
     steps: int
     """The number of steps in the schedule."""
     values: tuple[AliveValue, ...]
-    """The largest, largest first."""
     rest: int
     """The number of values alive beside these."""
     rest_bytes: int

@@ -26,8 +26,6 @@ from policylang.simulation.streams import in_flight as in_flight_at
 
 @frozen(eq=False)
 class StepInOrder:
-    """A step that runs in one order."""
-
     facts: Facts
     schedule: Schedule
     timeline: Timeline
@@ -70,7 +68,6 @@ class LineInOrder:
     """``file:line``."""
     text: str
     matched: tuple[str, ...]
-    """The collectives that it picks."""
     moved: tuple[str, ...]
     """For a ``bucket`` line those that became one with others; for the others those that start earlier, or are awaited
     later, because of it."""
@@ -320,8 +317,6 @@ def places_of(facts: Facts, schedule: Schedule, lanes: Lanes | None = None) -> d
 
 @frozen
 class LineOnCollective:
-    """The effect of one scheduling line on a collective."""
-
     source: str
     text: str
     standing: str

@@ -135,7 +135,6 @@ class PlanComparison:
     old: Figures
     new: Figures
     decisions: int
-    """The number of decisions."""
     changes: tuple[Change, ...]
     """In the order of the first node of each."""
     order: OrderChanges | None = None

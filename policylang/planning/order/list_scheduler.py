@@ -337,7 +337,6 @@ class ListScheduler:
                     break
 
     def _candidates(self, stream: str, until: float) -> list[int]:
-        """The candidates for a stream, the best first."""
         starts, urgent, patient = self.starts, self._urgent[stream], self._patient[stream]
         first = [urgent[0][1]] if urgent else []
         slack = float("inf")

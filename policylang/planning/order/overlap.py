@@ -201,8 +201,6 @@ def overlapped(
 
 
 class _Candidate:
-    """An order and what it costs."""
-
     def __init__(self, facts: Facts, order: list[int], times: NodeTimes) -> None:
         self.facts, self.order = facts, order
         self.schedule = Schedule.of(

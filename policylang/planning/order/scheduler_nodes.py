@@ -43,13 +43,10 @@ class SchedulerNodes:
     before: list[list[int]]
     after: list[list[int]] = field(init=False)
     seconds: list[float]
-    """Seconds of its computation."""
     sent: list[int]
     """The node of the collective that it issues, -1 for none."""
     streams: list[str]
-    """The stream of that collective."""
     lengths: list[float]
-    """Seconds of that collective."""
     awaits: list[tuple[int, ...]]
     """The scheduler nodes whose collectives have to be over before it runs."""
     movable: bytearray

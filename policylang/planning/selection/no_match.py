@@ -256,7 +256,6 @@ def naming_blocks(facts: Facts, glob: str = "layers.*") -> str:
 
 
 def glob_span(glob: str, phrase: Span) -> Span:
-    """The span of a glob at the end of a phrase, its quotes included."""
     at = phrase.text.rfind(glob)
     start, end = phrase.start + at, phrase.start + at + len(glob)
     quoted = phrase.source.text[start - 1 : start] == '"' == phrase.source.text[end : end + 1]
