@@ -40,8 +40,8 @@ _PUBLIC = {
     "PolicyWarning": "policylang.errors",
     "load_snapshot": "policylang.api.snapshot",
     "snapshot": "policylang.api.snapshot",
-    "TracedStep": "policylang.api.traced_step",
-    "trace_step": "policylang.api.traced_step",
+    "TracedStep": "policylang.api.apply",
+    "trace_step": "policylang.api.apply",
     "tune": "policylang.api.tune",
     "TunedPolicy": "policylang.tuning.tuned_policy",
 }
@@ -64,7 +64,7 @@ def report(subject: Any) -> Report:
 
     Raises ``PolicyGraphError`` for anything else, and if no policy has acted yet.
     """
-    from policylang.api.traced_step import TracedStep, report_on
+    from policylang.api.apply import TracedStep, report_on
 
     return report_on(subject.gm if isinstance(subject, TracedStep) else subject)
 

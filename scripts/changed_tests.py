@@ -47,7 +47,7 @@ def import_graph() -> grimp.ImportGraph:
     graph = grimp.build_graph(*packages, cache_dir=None)
     from policylang import _PUBLIC as public
 
-    public = {**public, "report": "policylang.api.traced_step"}
+    public = {**public, "report": "policylang.api.apply"}
     for imported in graph.find_modules_directly_imported_by("policylang"):
         graph.remove_import(importer="policylang", imported=imported)
     ours = sorted(each for each in graph.modules if each.split(".")[0] == "policylang")

@@ -90,7 +90,7 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
     """The facts of each graph of an object, in order of compilation; raises as :func:`snapshot` does."""
     from torch import fx
 
-    from policylang.api.traced_step import TracedStep
+    from policylang.api.apply import TracedStep
     from policylang.backends.path import path_named
 
     if isinstance(subject, TracedStep):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from policylang.api.load import DeviceLike, device_of
+from policylang.api.planned_graphs import read_any
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
-from policylang.graph.any_form import read_any
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, read_device

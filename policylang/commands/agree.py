@@ -59,7 +59,7 @@ def agree(options: argparse.Namespace) -> Exit:
             _function(options.model)  # its module may register operators that the policy names
         policy = read_policy(options.policy)
         need_torch()
-        from policylang.testing.path_runs import Setup, batch_of, compare_paths
+        from policylang.testing.agreement import Setup, batch_of, compare_paths
 
         function = _function(options.model)
         with users_code():

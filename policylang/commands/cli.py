@@ -26,7 +26,7 @@ from policylang.report.layout import fitted, table
 COMMANDS = {
     "check": ("policylang.commands.check:check", "check policy files"),
     "plan": ("policylang.commands.plan:plan", "show what a policy saves and recomputes on a graph"),
-    "explain": ("policylang.commands.explain:explain", "explain a diagnostic code, a word, a node or a rule"),
+    "explain": ("policylang.commands.plan:explain", "explain a diagnostic code, a word, a node or a rule"),
     "diff": ("policylang.commands.plan:diff", "compare two policies on a graph"),
     "show": ("policylang.commands.plan:show", "show what is in a graph: operators, modules, blocks, nodes"),
     "list": ("policylang.commands.cli:list_policies", "list the bundled policies"),

@@ -10,9 +10,8 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from policylang.api.load import device_of, operators_at_hand, operators_in
-from policylang.api.settings import KEYS, as_typed, project_settings
-from policylang.api.settings import PROBLEMS as WRONG_SETTINGS
+from policylang.api.load import KEYS, as_typed, device_of, operators_at_hand, operators_in, project_settings
+from policylang.api.load import PROBLEMS as WRONG_SETTINGS
 from policylang.commands.output import Exit, UsageError, say, tell
 from policylang.errors import PolicyMeaningError
 from policylang.graph.facts import Facts

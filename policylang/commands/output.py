@@ -191,7 +191,7 @@ def write_output(text: str, out: str) -> None:
 def _inputs(options: argparse.Namespace) -> Iterator[str]:
     waiting = [find_policy(file)[0] for word in _words(options, _FILES) for file in policy_files(word)]
     if getattr(options, "project", False):
-        from policylang.api.settings import project_settings
+        from policylang.api.load import project_settings
 
         settings = project_settings(Path())[0]
         waiting += [Path(file) for file in (settings.file, settings.graph, settings.device) if file is not None]

@@ -25,15 +25,19 @@ from policylang.editor.actions import (
     NODES_OF_RULE,
     SHOW_PLAN,
     actions,
+    definition,
     explained_code,
     explained_line,
     explained_node,
+    formatted,
+    highlights,
     nodes_of_rule,
     page_of,
+    references,
+    symbols,
 )
 from policylang.editor.completion import TRIGGERS, completion, uri_of_item, with_documentation
 from policylang.editor.hover import hints, hover
-from policylang.editor.navigation import definition, formatted, highlights, references, symbols
 from policylang.editor.open_documents import PolicyServer
 from policylang.editor.state import State, changed_text
 from policylang.editor.workspace import SETTINGS, path_of

@@ -14,8 +14,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from attrs import define, field, frozen
 
-from policylang.api.load import load_device
-from policylang.api.settings import ProjectSettings, project_settings
+from policylang.api.load import ProjectSettings, load_device, project_settings
 from policylang.errors import PolicyError
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, diagnose, is_error

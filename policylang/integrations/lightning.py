@@ -4,7 +4,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from policylang.integrations.changed_scalars import ChangedScalars
+from policylang.integrations import ChangedScalars
 
 __all__ = ["LightningCallback"]
 

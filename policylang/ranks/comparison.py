@@ -24,7 +24,7 @@ from policylang.planning.edits.other_ranks import Proposal, Ranks
 from policylang.planning.plan import Plan
 from policylang.ranks import differences, meeting, rank_account
 from policylang.ranks.meeting import SWITCH, Meeting, MessageStore, StoreFailure
-from policylang.ranks.messages import address_of, in_order
+from policylang.ranks.rank_account import address_of, in_order
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 

@@ -6,8 +6,20 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.ranks.messages import Absence, MeetingKey, RankMessage, RankStatus, in_order, named, ranges
-from policylang.ranks.rank_account import COLLECTIVES, PLAN, CollectiveCall, ComparedNode, StepContent
+from policylang.ranks.rank_account import (
+    COLLECTIVES,
+    PLAN,
+    Absence,
+    CollectiveCall,
+    ComparedNode,
+    MeetingKey,
+    RankMessage,
+    RankStatus,
+    StepContent,
+    in_order,
+    named,
+    ranges,
+)
 
 DECIDED = "APL601"
 GRAPHS = "APL602"

@@ -43,20 +43,23 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.edits.other_ranks import Proposal, compared
 from policylang.ranks import differences
-from policylang.ranks.messages import (
+from policylang.ranks.rank_account import (
+    SETTINGS,
     Absence,
+    ComparedStep,
     EndOfComparison,
     MeetingKey,
     RankMessage,
     RankStatus,
+    StepContent,
     address_of,
     compress,
     decompress,
     named,
     pack,
+    policy_digest,
     unpack,
 )
-from policylang.ranks.rank_account import SETTINGS, ComparedStep, StepContent, policy_digest
 from policylang.torch_compat import distributed
 
 SWITCH = "POLICYLANG_AGREE"

@@ -24,8 +24,18 @@ from policylang.language.shown import (
     uncounted_text,
 )
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
-from policylang.planning.inspection.compare import Change, Decider, Figures, OrderChanges, PlanComparison, folded
-from policylang.planning.inspection.overview import PHASES, GraphOverview, Totals, entries
+from policylang.planning.inspection.compare import (
+    PHASES,
+    Change,
+    Decider,
+    Figures,
+    GraphOverview,
+    OrderChanges,
+    PlanComparison,
+    Totals,
+    entries,
+    folded,
+)
 from policylang.planning.inspection.worth import same_time
 from policylang.report.diagnostics import compared_rows, render_json
 from policylang.report.layout import bytes_text, code, device_text, exposed_text, seconds_text, table, times_text, words

@@ -1,7 +1,6 @@
 """Policy tests: Markdown files whose policies claim their effects in comments (``docs/policy-tests.md``).
 
-``claims`` reads the blocks of a file and what the comments of a policy claim, ``suites`` runs files of them. Neither
-needs torch. :func:`agree` does (``docs/agree.md``): ``path_runs`` takes the steps, ``agreement`` compares them.
+``suites`` runs files of them and needs no torch; ``agreement`` does, which compares the paths (``docs/agree.md``).
 """
 
 from __future__ import annotations
@@ -10,15 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from policylang.testing.agreement import Agreement
-    from policylang.testing.path_runs import agree
-
-_PUBLIC = {"Agreement": "policylang.testing.agreement", "agree": "policylang.testing.path_runs"}
+    from policylang.testing.agreement import Agreement, agree
 
 __all__ = ["Agreement", "agree"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
+    return getattr(import_module("policylang.testing.agreement"), name)

@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 import policylang as library
-from policylang.api.settings import ProjectSettings, project_settings
+from policylang.api.load import ProjectSettings, project_settings
 
 GRAPHS = Path(__file__).resolve().parents[2] / "docs" / "graphs"
 POLICY = "recompute everything in block\nsave (attention, everything where crosses block) in block\n"

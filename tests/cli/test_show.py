@@ -12,7 +12,7 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import GraphKind
 from policylang.graph.snapshot import write
 from policylang.language.files import bundled_policies, description_of
-from policylang.planning.inspection.overview import overview
+from policylang.planning.inspection.compare import overview
 from policylang.report.plan_comparison import overview_json
 from tests.graph.test_recorded import SMALL
 from tests.support.textgraph import GraphBuilder, facts_of

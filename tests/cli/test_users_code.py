@@ -225,7 +225,7 @@ def test_an_error_in_the_forward_while_it_is_traced(run):
 
 
 def test_a_call_that_goes_wrong_inside_policylang_says_so(run, monkeypatch):
-    monkeypatch.setattr("policylang.api.traced_step.read_state", None)
+    monkeypatch.setattr("policylang.api.apply.read_state", None)
     outcome = run("snapshot", "untraceable")
     assert outcome.code == 1
     assert "in untraceable" in outcome.err
@@ -252,7 +252,7 @@ def test_a_bug_of_ours_is_not_called_theirs(run, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("in the comparison")
 
-    monkeypatch.setattr("policylang.testing.path_runs.compare_decisions", broken)
+    monkeypatch.setattr("policylang.testing.agreement.compare_decisions", broken)
     Path("users_models.py").write_text(MODELS.replace("len(made) > 1", "False"))
     outcome = run("agree", "second_fails")
     assert outcome.code == 101

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.editor.navigation import definition, formatted, highlights, references, symbols
+from policylang.editor.actions import definition, formatted, highlights, references, symbols
 from policylang.editor.state import Document, State, read_text
 from policylang.language.diagnostics import Source
 from policylang.language.files import read_source

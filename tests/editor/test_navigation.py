@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from lsprotocol import types
 
 from policylang.api.load import format_text
-from policylang.editor.navigation import definition, formatted, highlights, references, symbols
+from policylang.editor.actions import definition, formatted, highlights, references, symbols
 from policylang.editor.state import Document, State, read_text
 from policylang.language.diagnostics import Source
 from policylang.language.files import read_source

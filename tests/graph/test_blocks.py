@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
-from policylang.graph.any_form import read_any
+from policylang.api.planned_graphs import read_any
 from policylang.graph.blocks import OUTSIDE, blocks_of
 from policylang.graph.facts import Facts, GraphKind, Phase
 from policylang.planning.capabilities import HALF

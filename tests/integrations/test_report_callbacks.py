@@ -11,7 +11,7 @@ import torch
 
 import policylang
 from policylang.errors import PolicyWarning
-from policylang.integrations.changed_scalars import ChangedScalars
+from policylang.integrations import ChangedScalars
 from tests.support.frameworks import POLICY, batches, causal_loss, llama, rows
 
 pytest.importorskip("transformers", reason="the models are its own")

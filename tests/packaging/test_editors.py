@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from policylang.api.settings import KEYS
+from policylang.api.load import KEYS
 from policylang.language.diagnostics import is_error
 from policylang.language.files import bundled_names
 from policylang.language.loader import parse_policy

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
 from policylang.language.resources import policies_folder
-from policylang.testing import agree, path_runs
+from policylang.testing import agree, agreement
 from policylang.testing.agreement import Agreement, Numbers
 from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.fused_process import MESH
@@ -232,13 +232,13 @@ def _one_bit(gradient: Tensor) -> Tensor:
 def test_a_wrong_gradient_is_seen(change, with_control: bool, said: str, monkeypatch) -> None:
     """Not a formality: one flipped bit that the policy is to blame for is no agreement, and neither is a wrong number
     that it is not to blame for."""
-    tamper, step = _tampered(change), path_runs.STEPS["flat"]
+    tamper, step = _tampered(change), agreement.STEPS["flat"]
 
-    def take(setup: path_runs.Setup, model: nn.Module, policy: Any) -> tuple[Numbers, Any]:
+    def take(setup: agreement.Setup, model: nn.Module, policy: Any) -> tuple[Numbers, Any]:
         numbers, subject = step.take(setup, model, policy)
         return (tamper(numbers) if with_control or policy is not None else numbers), subject
 
-    monkeypatch.setitem(path_runs.STEPS, "flat", path_runs.PathStep(take))
+    monkeypatch.setitem(agreement.STEPS, "flat", agreement.PathStep(take))
     found = agree(*setup("mlp"), policylang.parse("save everything"), paths=["flat"])
     assert said in str(found)
     assert found.agrees is (with_control and change is _one_bit)

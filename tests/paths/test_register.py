@@ -28,7 +28,7 @@ from policylang.planning.capabilities import (
     capabilities_for,
     path_taking,
 )
-from policylang.testing.path_runs import STEPS
+from policylang.testing.agreement import STEPS
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 

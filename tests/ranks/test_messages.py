@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policylang.ranks.messages import (
+from policylang.ranks.rank_account import (
     Absence,
     EndOfComparison,
     MeetingKey,

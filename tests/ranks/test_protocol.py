@@ -24,7 +24,7 @@ from policylang.planning.planner import plan as make_plan
 from policylang.ranks import meeting
 from policylang.ranks.comparison import TIMEOUT, agree_on_plan, comparing, ranks_of
 from policylang.ranks.meeting import MessageStore
-from policylang.ranks.messages import LONGEST
+from policylang.ranks.rank_account import LONGEST
 from tests.support.textgraph import GraphBuilder
 
 SAVE, RECOMPUTE = policylang.parse("undecided -> save\n"), policylang.parse("save mm\nundecided -> recompute\n")

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from policylang.api.load import parse
-from policylang.graph.any_form import read_any
+from policylang.api.planned_graphs import read_any
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.devices.profile import DeviceProfile, Rate

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.api.load import parse
-from policylang.graph.any_form import read_any
+from policylang.api.planned_graphs import read_any
 from policylang.graph.facts import Facts
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Source

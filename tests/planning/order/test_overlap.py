@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.graph.any_form import read_any
+from policylang.api.planned_graphs import read_any
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
