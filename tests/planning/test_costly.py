@@ -11,15 +11,17 @@ from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.files import bundled_names
 from policylang.language.loader import parse_policy
 from policylang.language.shown import format_quantity
+from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import node_times
 
-COSTLY = tuple(f"APL70{number}" for number in range(1, 9))
+COSTLY = tuple(f"APL70{number}" for number in range(1, 10))
 FULL = "blocks model.layers.*\nundecided -> save\nrecompute everything in block"
 ATTENTION = "blocks model.layers.*\nundecided -> save\nrecompute attention in block"
 STAGED = "recompute everything\nsave everything where crosses cut per 2 GiB"
 CROSSING = "save everything in block where crosses block"
 EACH = f"recompute everything in block\n{CROSSING}"
 OFFLOADED = "device h100-sxm\nundecided -> save\noffload relu"
+BESIDE = f"recompute everything in block\nsave matmul or silu in block\n{CROSSING}"
 NEAR = "undecided -> save\nlet large = everything where bytes >= 12.1 MiB\nrecompute large in block"
 CASES = {
     "APL701": ("llama3_8b", FULL),
@@ -30,6 +32,7 @@ CASES = {
     "APL706": ("resnet50", OFFLOADED),
     "APL707": ("llama3_8b", f"{EACH}\nsave aten.scalar_tensor"),
     "APL708": ("gpt2", NEAR),
+    "APL709": ("llama3_8b", BESIDE),
 }
 
 
@@ -85,6 +88,11 @@ def found(text: str, name: str, graphs: dict[str, Facts]) -> list[Diagnostic]:
             "APL708",
             "`bytes >= 12.1 MiB` is between values that are nearly alike: 36 values within 5% of it, on both sides",
         ),
+        (
+            "APL709",
+            "`save matmul or silu in block` saves 32 values of 7 GiB, each one cheap operator away from a value that "
+            "is saved too",
+        ),
     ],
 )
 def test_it_is_a_warning_with_its_figures(code: str, message: str, graphs: dict[str, Facts]) -> None:
@@ -123,6 +131,7 @@ def test_the_fixes_are_lines_of_the_policy(graphs: dict[str, Facts]) -> None:
         "APL706": ["write `up to 293.2 MiB per rank`", "remove the line"],
         "APL707": ["remove the line"],
         "APL708": ["write `10.8 MiB`", "write `13.6 MiB`"],
+        "APL709": ["write `recompute silu` below it"],
     }
 
 
@@ -145,6 +154,12 @@ def test_the_fixes_are_lines_of_the_policy(graphs: dict[str, Facts]) -> None:
         ("llama3_8b", f"{EACH}\noptional save aten.scalar_tensor"),
         ("llama3_8b", "undecided -> save\nsave aten.scalar_tensor"),  # so it would be without the line
         ("llama3_8b", "undecided -> auto\nsave aten.scalar_tensor"),  # what PyTorch would do is not known
+        (
+            "llama3_8b",
+            f"{EACH}\nsave everything in every 2nd block",
+        ),  # a block without recomputation is what it asks for
+        ("llama3_8b", f"{EACH}\nsave silu in block"),  # its source is recomputed, and a matmul
+        ("llama3_8b", "undecided -> save\nsave silu in block"),  # a step that recomputes nothing
         ("gpt2", NEAR.replace("12.1", "10.8")),
         ("gpt2", NEAR.replace("12.1", "12.6")),  # all values near it are smaller
         ("gpt2", NEAR.replace("undecided -> save", "undecided -> recompute") + f"\n{CROSSING}"),  # no value differs
@@ -239,3 +254,27 @@ def test_the_values_on_both_sides_of_a_threshold_are_named(graphs: dict[str, Fac
     for fix in costly.fixes:
         assert costly.span is not None
         assert [each.code for each in found(fix.applied(costly.span.source), "gpt2", graphs)] == []
+
+
+def test_what_is_saved_beside_its_source_is_weighed_by_a_plan_without_it(graphs: dict[str, Facts]) -> None:
+    """What the help says to write frees what it names, for operators whose time is that of the profile; a cast whose
+    source is a rule's to save is saved in the place of its source, at twice the bytes."""
+    text = f"device h100-sxm\nundecided -> recompute\n{CROSSING}\nsave matmul or _to_copy"
+    costly = next(each for each in found(text, "llama3_8b", graphs) if each.code == "APL709")
+    assert costly.help is not None
+    assert costly.span is not None
+    plans = []
+    for each in (text, costly.fixes[0].applied(costly.span.source)):
+        policy = parse_policy(each).policy
+        assert policy is not None
+        (planned,), _ = on_graph(policy, {"graph": graphs["llama3_8b"]}, None, one_model=False)
+        plans.append(planned)
+    before, after = (saved_and_recomputed(each) for each in plans)
+    assert f"it frees {format_quantity(before.saved_bytes - after.saved_bytes, 'bytes')}" in costly.help
+    more = after.recomputed_operators - before.recomputed_operators
+    assert f"recomputes {more} operators" in costly.help
+    assert plans[1].shown_step_time is not None
+    assert plans[0].shown_step_time is not None
+    took = plans[1].shown_step_time.recomputed - plans[0].shown_step_time.recomputed
+    assert f"({format_quantity(took, 'seconds')} on h100-sxm)" in costly.help
+    assert costly.details[0].endswith("128 MiB, from add_8")

@@ -54,11 +54,12 @@ from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.selection.selectors import OperatorPrices, amount_of, operator_matcher
 from policylang.planning.value_outcome import Why, by_rule, is_open, offloads, recomputes, saves
-from policylang.simulation.node_times import operator_name
+from policylang.simulation.node_times import is_fused, operator_name
 from policylang.simulation.streams import RunLog, size_in_flight, walk
 
 SEVERAL_BLOCKS, ONE_BLOCK, FREES_NOTHING, SAVES_MORE = "APL701", "APL702", "APL703", "APL704"
 COMMUNICATES_TWICE, EXPOSED_COPIES, NO_WORTH, NEAR_VALUES = "APL705", "APL706", "APL707", "APL708"
+SOURCE_SAVED = "APL709"
 
 _LOWER = 0.05
 """The share of the peak by which another one is worth a line."""
@@ -76,12 +77,15 @@ def costly_rules(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]
     yield from _one_block(plan)
     yield from _several_blocks(plan, capabilities)
     yield from _frees_nothing(plan, capabilities)
-    yield from _saves_more(plan, capabilities)
+    saves_more = tuple(_saves_more(plan, capabilities))
+    yield from saves_more
     needs = saved_and_recomputed(plan, as_counted(plan.decisions))
     yield from _communicates_twice(plan, capabilities, needs)
     yield from _exposed_copies(plan, capabilities)
     yield from _no_worth(plan, capabilities, needs)
     yield from _near_values(plan, capabilities, needs)
+    if not saves_more:  # the values of both are the same ones
+        yield from _source_saved(plan, capabilities, needs)
 
 
 def _one_block(plan: Plan) -> Iterator[Diagnostic]:
@@ -497,6 +501,66 @@ def _with_limit(policy: Policy, test: Compare, limit: float) -> Policy:
     lets = {name: evolve(each, selector=rebuild(each.selector, change)) for name, each in policy.lets.items()}
     rules = tuple(evolve(each, selector=rebuild(each.selector, change)) for each in policy.rules)
     return evolve(policy, lets=lets, rules=rules, expectations=())
+
+
+_NOT_CHEAP = (
+    Flag.VIEW | Flag.RANDOM | Flag.WRITES | Flag.MULTI_OUTPUT | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.COMPUTE
+) | (Flag.SYMBOLIC | Flag.READS_MUTATED | Flag.FORWARD_OUTPUT)
+
+
+def _source_saved(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> Iterator[Diagnostic]:
+    """The rules that save what one cheap operator makes of a value that is saved as well. A rule that saves everything
+    in its blocks asks for a step without recomputation there."""
+    facts, decisions, policy, roots = plan.facts, plan.decisions, plan.policy, plan.facts.storage_roots
+    sources: dict[int, int] = {}
+    for row in needs.saved if needs.recomputed else ():
+        reads = [each for each in facts.inputs[row] if not facts.flags[each] & Flag.SYMBOLIC]
+        is_cheap = is_fused(facts.targets[row]) and not facts.flops[row] and not facts.flags[row] & _NOT_CHEAP
+        if is_cheap and len(reads) == 1 and roots[row] == row and _is_kept(plan, roots[reads[0]]):
+            sources[row] = roots[reads[0]]
+    for rule, rows in by_rule(sources, decisions, policy):
+        size, targets = sum(facts.bytes[row] for row in rows), sorted({facts.targets[row] for row in rows})
+        if rule is None or size < _LOWER * needs.saved_bytes:
+            continue
+        if not any(tests_of(policy, rule)) and not any(_names(policy, rule, target) for target in targets):
+            continue
+        words, at = dict.fromkeys(map(operator_name, targets)), _place(rule, plan) + 1
+        text = f"recompute {' or '.join(words)}"
+        without = Rule(Action.RECOMPUTE, Union(tuple(Operator(None, word, None) for word in words)), optional=True)
+        other = _planned(plan, capabilities, (*policy.rules[:at], without, *policy.rules[at:]))
+        theirs = saved_and_recomputed(other, as_counted(other.decisions))
+        freed, flops = needs.saved_bytes - theirs.saved_bytes, theirs.recomputed_flops - needs.recomputed_flops
+        costs_work = flops > _WORK * sum(facts.flops[row] for row in facts.forward)
+        if freed < _LOWER * needs.saved_bytes or costs_work or other.peak.bytes > plan.peak.bytes:
+            continue
+        more = theirs.recomputed_operators - needs.recomputed_operators
+        seconds = _seconds(other, theirs.recomputed) - _seconds(plan, needs.recomputed)
+        times, takes = plan.shown_times, format_quantity(seconds, "seconds")
+        each = (
+            f"{facts.names[row]} ({facts.targets[row]}): {format_quantity(facts.bytes[row], 'bytes')}, from "
+            f"{facts.names[sources[row]]}"
+            for row in rows
+        )
+        yield diagnose(
+            SOURCE_SAVED,
+            f"`{rule.text}` saves {counted(len(rows), 'value')} of {format_quantity(size, 'bytes')}, each one cheap "
+            "operator away from a value that is saved too",
+            rule.span,
+            help=f"write `{text}` below it: it frees {format_quantity(freed, 'bytes')} and recomputes "
+            f"{counted(more, 'operator')}{'' if times is None else f' ({takes} on {times.device.name})'}",
+            details=first_lines(tuple(each), _MOST_LINES),
+            fixes=[put_behind(rule.span, text)],
+        )
+
+
+def _seconds(plan: Plan, rows: Iterable[int]) -> float:
+    times = plan.shown_times
+    return 0.0 if times is None else sum(times.seconds[row] for row in rows)
+
+
+def _is_kept(plan: Plan, root: int) -> bool:
+    """True if memory is there in the backward without any recomputation: saved, or an input of the graph."""
+    return plan.facts.ops[root] != "call_function" or saves(plan.decisions[root])
 
 
 def _cost(plan: Plan) -> tuple[int, int]:
