@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from benchmarks.tune import rows_of
 from tests.documents.outputs.pages import ROOT, Shown
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -137,14 +136,7 @@ def _difference(row: Row) -> str:
 
 def tuning(which: str) -> str:
     found = results("tune")
-    columns: list[Column]
-    if which == "peaks":
-        graph = found["graphs"][0]
-        families = {"tuned": "tuned", "bundled": "bundled", "by hand": "by hand", "torch": "PyTorch's budget"}
-        columns = [("peak at most", number("peak GiB", 0, " GiB"))]
-        columns += [(title, _share(f"{name} %")) for name, title in families.items()]
-        return markdown(columns, rows_of(graph))
-    columns = [
+    columns: list[Column] = [
         ("graph", text("graph")),
         ("nodes", number("nodes", 0)),
         ("seconds to tune", number("seconds to tune", 1)),
