@@ -55,14 +55,14 @@ import_module("policylang.report")
 
 
 def report(subject: Any) -> Report:
-    """The decisions on a graph or a compiled model, the line behind each, and their effect.
+    """Report what a policy decided on a graph or a model, by which line, and what the graphs really save and recompute.
 
-    ``subject`` is a graph that a policy was applied to or that a policy partitioned (its forward or backward graph,
-    too), a traced step, a model that was compiled under one or has checkpoints under one, what ``torch.compile``
-    returned for a model or a function, or what ``policylang.backend`` or ``policylang.partitioner`` returned. A model
-    or function has a report once it has run.
+    ``subject`` is a graph that a policy was applied to or that a policy partitioned (its forward or backward graph
+    too), a traced step, a model that is compiled or checkpointed under a policy, what ``torch.compile`` returned for a
+    model or a function, or what ``policylang.backend`` or ``policylang.partitioner`` returned. A model or function has
+    a report once it has run.
 
-    Raises ``PolicyGraphError`` for anything else, and if no policy has acted yet.
+    Raises ``PolicyGraphError`` for anything else, and before a policy has decided anything.
     """
     from policylang.api.apply import TracedStep, report_on
 

@@ -66,14 +66,14 @@ def apply(
 ) -> fx.GraphModule:
     """Apply a policy to a graph, and return the graph.
 
-    A joint graph is rewritten and tagged: every decided forward node gets its ``recompute`` tag and
-    ``node.meta["custom"]["policylang"]``, the line that decided; ``policylang.partition`` then splits and orders it. A
-    flat graph, forward, loss and backward in one, is rematerialised, tagged, audited and ordered. On the forward or
-    backward graph of a partition, only collectives are rewritten and ordered; the report says so.
+    On a joint graph it rewrites collectives and tags every decided forward node: ``recompute``, and
+    ``node.meta["custom"]["policylang"]`` for the line that decided; ``policylang.partition`` then splits and orders the
+    graph. On a flat graph (forward, loss and backward in one) it also rematerialises, audits and orders. On the forward
+    or backward graph of a partition it only rewrites and orders collectives, and the report says so.
 
     ``policy`` is a policy or the path of one; ``mesh`` names the dimensions of collectives; ``device`` is as in
-    ``policylang.load``. With ``agree``, and a process group, the ranks that share the graph (those of the mesh, and all
-    connected by its groups) compare their plans before anything is changed.
+    ``policylang.load``. With ``agree``, if there is a process group, the ranks that share the graph (those of the mesh,
+    and all that its groups connect) compare their plans before anything changes.
 
     Raises, and leaves the graph unchanged: ``PolicyMatchError`` if policy and graph, or the policy of the model's
     checkpoints, do not fit; ``PolicyGraphError`` for a kind of graph that policies cannot be applied to, and for a flat
@@ -96,16 +96,16 @@ def partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph into forward and backward: a ``partition_fn`` for AOTAutograd.
 
-    The arguments are AOTAutograd's own: ``gm`` was traced with ``joint_inputs``, a pair of the inputs of the forward
-    and the tangents; the first ``num_fwd_outputs`` of its outputs are the forward's, the others gradients;
-    ``static_lifetime_input_indices`` are inputs that live on whatever is saved, parameters above all. Other ``options``
-    of partitioners are accepted. Returned are the forward, whose further outputs are the values saved, and the
-    backward.
+    The arguments are AOTAutograd's: ``gm`` was traced with ``joint_inputs``, a pair of the forward's inputs and the
+    tangents; its first ``num_fwd_outputs`` outputs are the forward's, the others gradients;
+    ``static_lifetime_input_indices`` are inputs that stay alive anyway, such as parameters. Other ``options`` of
+    partitioners are accepted. Returns the forward graph, whose further outputs are the saved values, and the backward
+    graph.
 
-    Follows the plan that ``policylang.apply`` made for this graph, or ``policy``, with ``device`` and ``agree`` as
+    It follows the plan that ``policylang.apply`` made for this graph, or ``policy``. ``device`` and ``agree`` are as
     there.
 
-    Raises as ``policylang.apply``, and ``PolicyGraphError`` for a graph that is no joint graph or has no policy.
+    Raises what ``policylang.apply`` raises, and ``PolicyGraphError`` for a graph that is not joint or has no policy.
     """
     checked_module(gm, "a partition is of a graph module")
     applied = records.plan_of(gm)
@@ -132,8 +132,8 @@ def partition(
 def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict: bool = False) -> Contexts:
     """A policy for ``checkpoint(block, x, use_reentrant=False, context_fn=policylang.context_fn(policy, block))``.
 
-    The block is recorded once for every kind of call (shapes, dtypes, train mode, autocast …), planned, and the plan
-    replayed operator by operator. The same arguments return the same object.
+    policylang records the block once for every kind of call (shapes, dtypes, train mode, autocast …), plans it, and
+    follows the plan operator by operator. The same arguments return the same object.
 
     Args:
         policy: a policy or the path of one.
@@ -162,16 +162,16 @@ def checkpoint_model(
     The blocks are those that ``blocks`` names, else the numbered children of the largest ``ModuleList``. Names of
     modules and parameters stay. Call it before ``DistributedDataParallel``; before or after ``fully_shard``, which gets
     the ``prefetch`` and ``bucket … per block`` lines about weights: a policy of such lines alone adds no checkpoint. A
-    second call replaces the policy of the first, and one with None removes it: the model is then as it was.
-    Checkpoints with a function of :func:`context_fn` stay, with a warning.
-    ``policylang.report(model)`` has the decisions once the model has run forward with gradients.
+    second call replaces the policy; None removes it and leaves the model as it was before. Checkpoints with a function
+    of :func:`context_fn` stay, with a warning. ``policylang.report(model)`` has the decisions once the model has run
+    forward with gradients.
 
     ``strict`` is as in :func:`context_fn`, ``preserve_rng_state`` as in ``torch.utils.checkpoint``, ``device`` as in
     :func:`policylang.load`.
 
     Raises ``PolicyError`` for a policy that cannot be read or has errors, ``PolicyGraphError`` if the model has no such
-    blocks (with None, if the forward of a block was replaced since), and ``PolicyMatchError`` for an order that eager
-    or ``fully_shard`` cannot keep. A block's first call raises as :func:`context_fn` says.
+    blocks (with None, if something has replaced a block's forward since), and ``PolicyMatchError`` for scheduling lines
+    that eager or ``fully_shard`` cannot follow. The first call of a block raises what :func:`context_fn` lists.
     """
     if policy is None:
         take_off(model)
@@ -241,19 +241,19 @@ def trace_step(
     device: Device | None = None,
     compute_capability: Capability | None = None,
 ) -> TracedStep:
-    """Traces ``loss_fn(model, *batch)`` and its gradients into one flat graph.
+    """Trace ``loss_fn(model, *batch)`` and its gradients into one flat graph.
 
-    Nothing is computed and the model is left as it was. ``loss_fn`` returns a tensor of one element; ``batch`` is any
-    tree of tensors. The graph is specialised to shapes, non-tensors in the batch, the mode of every module, and
+    Tracing computes nothing and leaves the model as it was. ``loss_fn`` returns a tensor of one element; ``batch`` is
+    any tree of tensors. The graph is specialised to shapes, non-tensors in the batch, the mode of every module, and
     attributes other than tensors. An autocast around the call or inside ``loss_fn`` is part of it.
-    ``torch.utils.checkpoint`` regions are tagged, for a policy to keep or override; those that follow a policy are left
-    out: apply that policy to the graph.
+    ``torch.utils.checkpoint`` regions become tags that a policy keeps or overrides. Checkpoints that follow a policy
+    are left out: apply that policy to the graph.
 
-    With ``optimizer``, which must have taken a step before, its step is part of the graph: each call updates the
-    parameters and the optimizer's state with the current learning rates, as with ``capturable=True``.
+    With ``optimizer``, the graph contains the optimizer's step: each call updates the parameters and the optimizer's
+    state with the current learning rates, as with ``capturable=True``. The optimizer must have taken a step before.
 
     ``device="cuda"`` traces the step as a GPU runs it, at true sizes, wherever the model and the batch are (on ``meta``
-    too) and without memory for the weights; it then can be planned and written to a snapshot, and called where the
+    too) and without memory for the weights; you can plan such a step and write it to a snapshot, and call it if the
     model is on that device. ``compute_capability`` selects the GPU, as ``"8.0"`` or ``(8, 0)``; by default the
     machine's, else 9.0. ``device="cpu"`` traces a model on ``meta`` as the CPU runs it.
 
@@ -272,11 +272,11 @@ def trace_step(
 
 
 class TracedStep:
-    """``loss, gradients = step(*batch)``: the traced forward, loss and backward on the model as it is now.
+    """``loss, gradients = step(*batch)`` runs the traced forward, loss and backward on the model as it is now.
 
-    ``gradients`` maps the first names of ``named_parameters()`` to gradients, where there are any. Parameters and
-    buffers are read from the model at each call, buffers that the forward updates are updated once. A step that
-    contains its optimizer updates the parameters and returns no gradients, so that each can die early.
+    ``gradients`` maps the first names of ``named_parameters()`` to gradients, where there are any. Each call reads
+    parameters and buffers from the model, and updates once the buffers that the forward updates. A step that contains
+    its optimizer updates the parameters and returns no gradients, so that each can die early.
     """
 
     gm: fx.GraphModule

@@ -46,12 +46,10 @@ def check(
             returned; by default the one that a policy's ``device`` line names. A name that there is not raises
             ``PolicyError``.
 
-    Operators are looked up in the bundled manifest, in the graphs, and, where torch is loaded, in torch's registry too.
-    A ``Source`` is a text that was read already. For a ``Policy``, whose text was checked when it was loaded, only
-    errors on the graphs are reported.
+    Operators are looked up in the bundled manifest, in the graphs and, if torch is loaded, in torch's registry. A
+    ``Source`` is a text in memory. A ``Policy`` was checked when it was loaded: only errors on the graphs are reported.
 
-    It never raises for the content of a policy or a graph, or for a file that is missing or neither of them: that is a
-    diagnostic.
+    A mistake in a policy or a graph, or a missing file, is a diagnostic: it never raises for them.
     """
     given = [each for path in paths for each in _loaders(path)]
     files = tuple(name for name, _ in given)

@@ -33,13 +33,13 @@ def backend(
     *,
     device: DeviceLike | None = None,
 ) -> PolicyBackend:
-    """A backend for ``torch.compile`` that follows a policy; give each of two models its backend.
+    """A backend for ``torch.compile`` that follows a policy. Make one for each model.
 
-    ``policy`` is a path or what ``policylang.load`` and ``policylang.parse`` return. ``inner`` compiles the forward and
-    the backward graph: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is put before
-    every module path, for a module that is compiled separately: with ``root="layers.0"`` the policy sees the paths that
-    the whole model would have. With ``agree``, ranks that share a graph compare their plans for it before it is
-    compiled. ``device`` is as in :func:`policylang.load`.
+    ``policy`` is a path, or what ``policylang.load`` or ``policylang.parse`` returns. ``inner`` compiles the forward
+    and the backward graph: ``"inductor"``, or ``"aot_eager"``, which runs them operator by operator. ``root`` is the
+    module's path in its model, if you compile it separately: with ``root="layers.0"`` the policy sees the paths of the
+    whole model. With ``agree``, ranks that share a graph compare their plans before they compile it. ``device`` is as
+    in :func:`policylang.load`.
 
     Raises ``PolicyError`` for a policy that cannot be read or has errors, and for options that do not exist.
     """
@@ -67,12 +67,13 @@ def partitioner(policy: PolicyLike, root: str = "", agree: bool = True) -> Polic
 
 
 def pass_(policy: PolicyLike, *, mesh: Any = None, agree: bool = True) -> PolicyPass:
-    """A policy as a pass: called with a graph module, it returns it; called with a graph, it returns None.
+    """A policy as a graph pass: given a graph module it returns the module, given a graph it changes it and returns
+    None.
 
-    It is a ``CustomGraphPass`` of Inductor's, with a ``uuid`` over the policy's text, the version of the language and
-    the code that acts on it. ``mesh`` and ``agree`` as in ``policylang.apply``; behind a hook ranks are not compared.
+    Inductor takes it as a ``CustomGraphPass``: its ``uuid`` covers the policy's text, the version of the language and
+    the code that applies it. ``mesh`` and ``agree`` are as in ``policylang.apply``; in a hook, ranks do not compare.
 
-    Raises ``PolicyError`` for a policy that cannot be read or means nothing.
+    Raises ``PolicyError`` for a policy that cannot be read or has errors.
     """
     return PolicyPass(policy_of(policy), mesh, agree)
 

@@ -42,9 +42,9 @@ _TYPES = frozenset({"cuda", "gpu", "hip", "hpu", "meta", "mps", "mtia", "xla", "
 
 
 def load_device(name: str | os.PathLike[str]) -> DeviceProfile:
-    """The device profile of a file, or a bundled one by its bare name, as ``h100-sxm``.
+    """Load a device profile from a file, or a bundled one by its bare name, such as ``h100-sxm``.
 
-    Raises :class:`PolicyMeaningError` for a name that there is not, and for a file that is no profile.
+    Raises :class:`PolicyMeaningError` for an unknown name and for a file that is not a profile.
     """
     found = read_device(name)
     if isinstance(found, DeviceProfile):
@@ -78,12 +78,12 @@ PolicyLike = Policy | str | os.PathLike[str]
 def load(path: str | os.PathLike[str], *, graph: GraphLike | None = None, device: DeviceLike | None = None) -> Policy:
     """Load a policy file, or a bundled policy by its bare name.
 
-    ``graph`` is a graph that the policy is for, as :func:`policylang.check` takes it: the operators that it calls are
-    known, those of libraries that are not here among them. ``device`` is what times are worked out for, as
-    :func:`policylang.load_device` takes it, or what that returned, in place of what the policy's ``device`` line names.
+    ``graph`` is a graph of the model, as :func:`policylang.check` takes it: operators that it calls are known, even
+    without the library that defines them. ``device`` overrides the policy's ``device`` line: a name or path as for
+    :func:`policylang.load_device`, or what that returned.
 
-    Raises :class:`PolicySyntaxError` if part of the text cannot be read, :class:`PolicyMeaningError` if a name, a
-    file or a figure in it is wrong; either carries every diagnostic. Warns with :class:`PolicyWarning`.
+    Raises :class:`PolicySyntaxError` if the text cannot be parsed, :class:`PolicyMeaningError` if a name, a file or a
+    figure in it is wrong. Both carry every diagnostic. Warns with :class:`PolicyWarning`.
     """
     return on_device(_policy(load_policy(path, operators=operators_at_hand(met=_operators_of(graph)))), device)
 
@@ -96,7 +96,7 @@ def policy_of(given: PolicyLike, device: DeviceLike | None = None) -> Policy:
 def parse(
     text: str, *, name: str = "<policy>", graph: GraphLike | None = None, device: DeviceLike | None = None
 ) -> Policy:
-    """The policy that a text makes; raises and warns as :func:`load` does. ``name`` is what reports call the text."""
+    """Load a policy from its text; raises and warns as :func:`load` does. Reports call the text ``name``."""
     made = _policy(parse_policy(text, name=name, operators=operators_at_hand(met=_operators_of(graph))))
     return on_device(made, device)
 

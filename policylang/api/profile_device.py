@@ -28,12 +28,12 @@ def profile_device(
     seconds: float = 45.0,
     progress: Callable[[str], object] = lambda _: None,
 ) -> DeviceProfile:
-    """Measures the machine it runs on and writes what it found to ``path``, a file that every ``device=`` reads.
+    """Measure this machine and write the device profile to ``path``. Every ``device=`` takes that file.
 
-    Matrix products by dtype and size, streams of bytes by size, attention, convolutions, operators that compute more
-    than they move, the overhead of a kernel, and copies to and from the host: the median of several rounds over all of
-    it. In a job of several ranks with a default process group, to be called on each, the collectives too; the first
-    rank writes them to a table beside the profile, under its name with the ending ``.table``.
+    Measured are matmuls by dtype and size, streams of bytes by size, attention, convolutions, operators that compute
+    more than they move, the overhead of a kernel, and copies to and from the host. The profile has the median of
+    several rounds. In a job of several ranks with a default process group, call it on each: it then measures
+    collectives too, and the first rank writes them to a ``.table`` file beside the profile.
 
     Args:
         path: The file, as ``our-machine.toml``. One that was measured before is replaced, any other is not.

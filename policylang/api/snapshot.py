@@ -28,20 +28,20 @@ def snapshot(
     device: Device | None = None,
     compute_capability: Capability | None = None,
 ) -> tuple[Path, ...]:
-    """Write the facts of a graph to a file, from which a policy is planned as on the graph; returns what was written.
+    """Write the facts of a graph to a file, and return the paths. A plan on the file equals the plan on the graph.
 
     ``subject`` is a graph module (joint, flat, or the forward or backward graph of a partition), what
     ``policylang.trace_step`` returned, or a model compiled under a policy, its backend or its partitioner, once the
-    model has run forward with gradients. If a policy has changed a graph, it is the graph before that. The file,
-    ``path``, holds no weights and no code. A model of several graphs becomes several files: for ``model.graph``,
-    ``model.0.graph`` and so on, as they were compiled.
+    model has run forward with gradients. If a policy changed the graph, the snapshot is of the graph before. The file
+    holds no weights and no code. A model with several graphs becomes several files, in the order of compilation: for
+    ``model.graph``, ``model.0.graph`` and so on.
 
-    With ``device="cuda"``, ``subject`` may also be a function without arguments that returns what
-    ``policylang.trace_step`` returned, whose steps are traced as a GPU of ``compute_capability`` runs them.
+    With ``device="cuda"``, ``subject`` may also be a function without arguments that calls ``policylang.trace_step``
+    and returns the step. The step is traced as a GPU of ``compute_capability`` runs it.
 
     Warns with ``PolicyWarning`` if the graph holds other kernels than the device that the step trains on. Raises
-    ``PolicyGraphError`` for any other ``subject``, before anything was planned, for a graph from a compile cache, for
-    one of another ``device``, and if the file cannot be written.
+    ``PolicyGraphError`` for any other ``subject``, if nothing was planned yet, for a graph from a compile cache or of
+    another ``device``, and if the file cannot be written.
     """
     target: TargetDevice | None = None
     if device is not None or compute_capability is not None:
@@ -82,7 +82,7 @@ def write_snapshots(
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Facts:
-    """The facts that a snapshot holds. Needs no torch. Raises ``PolicyGraphError`` for a file that is none."""
+    """Read the facts of a snapshot. Needs no torch. Raises ``PolicyGraphError`` for any other file."""
     return load(path)
 
 

@@ -62,9 +62,8 @@ def tune(
 
     Needs no torch for a snapshot. The same graph, device and budget give the same text, byte for byte, everywhere.
 
-    Raises :class:`PolicyMeaningError` for what is no budget, size or device, :class:`PolicyGraphError` for a graph that
-    nothing can be tuned for, and :class:`PolicyMatchError` where no policy meets the budget, with what stands in the
-    way.
+    Raises :class:`PolicyMeaningError` for a wrong budget, size or device, :class:`PolicyGraphError` for a graph without
+    anything to tune, and :class:`PolicyMatchError` if no policy meets the budget, with what is too large.
     """
     facts, name = _facts_of(graph)
     profile = device_of(device)

@@ -66,7 +66,7 @@ class CollectiveAccount:
 
 @frozen
 class StepTotals:
-    """A graph as it runs in one order."""
+    """The totals of a graph in one order."""
 
     collectives: int
     peak: int
@@ -272,7 +272,7 @@ class CodeOrderReport:
 
 @frozen
 class LeftAlone:
-    """A chain that looked like one to rewrite."""
+    """A chain or round trip that was not rewritten, and why."""
 
     collectives: tuple[str, ...]
     """Their nodes, in the order in which they run."""
@@ -346,9 +346,9 @@ class Report:
 
     Bytes are of one rank and FLOPs of one step, both whole numbers.
 
-    ``saved``, ``recomputed``, ``offloaded`` and ``audit`` are what the backend really did; they are None on a graph
-    that is not partitioned yet. In a sum, node names carry the block that their graph is, ``layers.3/mm_3``, or else
-    its number, ``1/mm_3``.
+    ``saved``, ``recomputed``, ``offloaded`` and ``audit`` are what the backend really did; they are None until the
+    graph is partitioned. In a sum, a node's name starts with its block, ``layers.3/mm_3``, or with the number of its
+    graph, ``1/mm_3``.
     """
 
     policy: str

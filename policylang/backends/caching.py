@@ -44,7 +44,7 @@ _IMPORT = re.compile(
 )
 _NAME = re.compile(r"[\w.]+")
 _RENDERERS = "report/"
-"""Imports of this room when somebody looks at a page take no part in a compile."""
+"""Imports in a function that renders a page take no part in a compile."""
 _IMPORTED_LATER = re.compile(rf'"{_PACKAGE}\.([\w.]+):\w+"')
 
 

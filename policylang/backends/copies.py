@@ -79,8 +79,8 @@ class _Copy:
 
 
 class HostPool:
-    """Host memory for values on their way: buffers of rounded size, each for one device, which are used again as soon
-    as no tensor shares their memory. It never holds more than was in use at once."""
+    """Host memory for offloaded values: buffers of rounded size, one device each, reused as soon as no tensor shares
+    their memory. It never holds more than was in use at once."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a model may be collected while a buffer is taken
@@ -88,7 +88,7 @@ class HostPool:
         self._taken: list[tuple[tuple[torch.device, int], Tensor]] = []
         """Those that were in use when that was last looked at."""
         self.out = self.back = 0
-        """The bytes that were copied each way."""
+        """The bytes that were copied out, and back."""
         self.most = 0
         """The most bytes that were in use at once."""
         self.slower = ""
@@ -219,12 +219,12 @@ for _name, _arguments, _kernel, _fake in (
     torch.library.register_fake(f"policylang::{_name}", _fake, lib=_library)
 
 _leaving = defaultdict[torch.device, deque[weakref.ref["HostValue"]]](deque)
-"""By device, the copies to the host that are under way, in order."""
+"""By device, the copies to the host in flight, in order."""
 
 
 class HostValue:
-    """The memory of some tensors, on its way to the host, there, or on its way back. Each of them is asked for once in
-    a backward; when all were, the device's memory is theirs alone."""
+    """The memory of some tensors: being copied to the host, there, or being copied back. Each of them is asked for once
+    in a backward; when all were, the device's memory is theirs alone."""
 
     _wait: Callable[[], None] | None = None
 

@@ -92,11 +92,11 @@ _FORWARD_ONLY = ("recompute", "ac_graph_id", "partitioner_tag")
 
 
 def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphModule:
-    """The computation of a partition's forward graph alone: its first ``num_fwd_outputs`` outputs, from its inputs.
+    """A partition's forward graph as a module that computes its first ``num_fwd_outputs`` outputs from its inputs.
 
-    The module is differentiable, takes its inputs as separate arguments in the same order, and carries on its nodes
-    which values the partition saved: ``torch.compile(module, backend=policylang.backend("replay.apl"))`` saves the
-    same. Random operators whose state the first partition kept draw anew. ``forward`` is not changed.
+    The module is differentiable and takes its inputs as separate arguments, in the same order. Its nodes record which
+    values the partition saved: ``torch.compile(module, backend=policylang.backend("replay.apl"))`` saves the same.
+    Random operators whose state the first partition kept draw new numbers. ``forward`` is not changed.
 
     Raises ``PolicyGraphError`` for a forward that updates a buffer, as BatchNorm in training does.
     """

@@ -46,7 +46,7 @@ class Problem:
 
 _MOST_FRAMES = 8
 _LEFT = (
-    "change what Dynamo names, or have the policy followed without it, by "
+    "change the code that Dynamo names, or apply the policy in eager with "
     "`policylang.checkpoint_model(model, policy)`; `TORCH_LOGS=graph_breaks` shows more"
 )
 
@@ -63,8 +63,8 @@ NO_PARTITION = Problem(
 )
 NOT_A_JOINT_GRAPH = Problem(
     "APL323",
-    "this is no joint graph: none of its inputs is a tangent",
-    "partition what AOTAutograd hands its `partition_fn`; a flat graph needs `policylang.apply` alone",
+    "this is not a joint graph: none of its inputs is a tangent",
+    "partition the graph that AOTAutograd passes to its `partition_fn`; for a flat graph call `policylang.apply` alone",
 )
 NO_PATH = Problem(
     "APL324",
@@ -78,17 +78,17 @@ NO_POLICY = Problem(
 UPDATES_BUFFER = Problem(
     "APL326",
     "the forward updates a buffer (`{node}`, {target}), which torch cannot differentiate a second time",
-    "update the buffers outside of what is compiled twice, or freeze them (`module.eval()` for BatchNorm)",
+    "update the buffers outside the code that is compiled twice, or freeze them (`module.eval()` for BatchNorm)",
 )
 NOT_A_GRAPH = Problem(
     "APL328",
     "{wanted}, and this is a `{kind}`",
-    "{comes} out of `policylang.trace_step` or AOTAutograd; or compile the model with `policylang.backend`",
+    "{comes} from `policylang.trace_step` or AOTAutograd; or compile the model with `policylang.backend`",
 )
 NOTHING_TO_REPORT = Problem(
     "APL328",
-    "a report is on a graph, a traced step, a model, a compiled function or a backend, and this is a `{kind}`",
-    "give the model, or what `torch.compile(…, backend=policylang.backend(policy))` returned; of several, each",
+    "`report` takes a graph, a traced step, a model, a compiled function or a backend, and this is a `{kind}`",
+    "pass the model, or what `torch.compile(…, backend=policylang.backend(policy))` returned; if several, one by one",
 )
 RUNS_AS_IT_IS = Problem("APL425", "{frame}, and follows no policy: {why}", _LEFT)
 TWO_POLICIES = Problem(
@@ -157,7 +157,7 @@ def nothing_decided(
     ``left``: what Dynamo has compiled nothing of, where it was to compile the model; ``skipped``: what was warned of
     where the blocks have run without the checkpoints."""
     if left:
-        message = "no graph with gradients was compiled, so the policy decides nothing and nothing of it is checked"
+        message = "no graph with gradients was compiled: the policy decides nothing, and none of its lines is checked"
         details = tuple(f"{of_frame(frame)}: {frame.why}" for frame in left[:_MOST_FRAMES])
         return diagnose(NOTHING_DECIDED, message, help=_LEFT, details=details)
     if skipped is not None:

@@ -318,8 +318,8 @@ _is_lost_marker = _record(LostMarker, name=_is_text, reason=_is_text)
 
 @frozen(eq=False, slots=False)
 class Facts:
-    """The facts that planning uses of a graph: one row per node in graph order, as columns indexed by row number. Sizes
-    are of one rank. Bytes and elements are of the tensors that a node returns, FLOPs of one run of its operator."""
+    """What planning knows of a graph: one row per node, in graph order, as columns indexed by row number. Sizes are
+    those of one rank: bytes and elements of the tensors that a node returns, FLOPs of one run of its operator."""
 
     def __repr__(self) -> str:
         return f"<policylang.Facts: {self.kind.value} graph of {len(self.names):,} nodes, torch {self.torch_version}>"

@@ -44,13 +44,13 @@ _SWITCHED = {
 
 
 def register(policy: PolicyLike, name: str = NAME, *, mesh: Any = None) -> str:
-    """Enter a policy into TorchTitan's registry of memory policies; returns the name to choose it by:
-    ``config.compile.memory_policy = register("mine.apl")``.
+    """Register a policy as a memory policy of TorchTitan, and return its name: ``config.compile.memory_policy =
+    register("mine.apl")``.
 
     ``policy`` is a path, the bare name of a bundled policy, or what ``policylang.load`` returns. ``mesh`` names the
-    dimensions of collectives, as in ``policylang.apply``. The returned name is ``name`` with a digest of the policy
-    behind it: TorchTitan identifies a precompiled step by its configuration, which an edited policy has to change.
-    ``name`` alone means the policy that was registered last, and is refused for a precompiled step.
+    dimensions of collectives, as in ``policylang.apply``. The returned name is ``name`` and a digest of the policy:
+    TorchTitan identifies a precompiled step by its configuration, so an edited policy needs another name. ``name``
+    alone means the policy that was registered last, and is refused for a precompiled step.
 
     Raises ``PolicyError`` for a policy that cannot be read or has errors, and ``PolicyGraphError`` if the graph trainer
     of TorchTitan cannot be imported.

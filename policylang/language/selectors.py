@@ -62,7 +62,7 @@ def predicates(predicate: Predicate) -> Iterator[syntax.Test]:
 
 
 def with_lets(policy: Policy, *selectors: Selector) -> Iterator[Selector]:
-    """The parts of selectors, and those of every ``let`` that they come to, each once."""
+    """The parts of selectors, and those of every ``let`` that they use, each once."""
     pending, seen = [*reversed(selectors)], set()
     while pending:
         for part in walk(pending.pop()):

@@ -553,9 +553,9 @@ class File(_Spanned):
 
 @frozen
 class Policy:
-    """A resolved policy: includes expanded, every name looked up, ready to be planned on any graph. ``lets`` holds
-    every name that a selector may refer to (the user's and the prelude's), in the order of definition, each referring
-    to earlier ones only. ``rules`` are in order of precedence, lowest first."""
+    """A resolved policy: includes are expanded and every name is looked up, so it can be planned on any graph. ``lets``
+    has every name that a selector may use (the user's and the prelude's), in order of definition; each uses only
+    earlier ones. ``rules`` are in order of precedence, lowest first."""
 
     name: str
     lets: dict[str, Let]
@@ -585,7 +585,7 @@ class Policy:
 
     @property
     def statements(self) -> tuple[Rule | Rewriting | Scheduling | Expectation, ...]:
-        """All that is planned on a graph: whoever looks through a policy for what it asks looks through these."""
+        """Every statement that is planned on a graph."""
         return (*self.deciding, *self.expectations)
 
     @property

@@ -1,4 +1,4 @@
-"""The register of paths: every way to apply a plan, what it can do, and the class that does it.
+"""The registry of paths: each way to apply a plan, what it can do, and the class that does it.
 
 Needs no torch, so that a plan made without torch equals the plan made with it. A new path is a folder of ``backends``
 and one entry here; ``apply``, ``report``, ``agree``, ``check``, ``plan`` and the compile cache's key read the entries.
@@ -50,7 +50,7 @@ JOINT = Capabilities(
 FLAT = Capabilities(
     "a flat graph", replays_random=True, offloads=True, rewrites=True, orders=True, undecided="as traced"
 )
-"""No min-cut exists there, and the report says how many values stay saved as the traced graph has them."""
+"""There is no min-cut there; the report counts the values that stay saved as traced."""
 
 HALF = Capabilities(
     "a forward or backward graph",

@@ -277,7 +277,7 @@ returns beside its output would wait for that."""
 
 
 BLOCKS_AHEAD = 1
-"""How many blocks ahead of its own a copy back starts in eager, unless a policy says it."""
+"""How many blocks ahead a copy back starts in eager, unless the policy has a line for it."""
 
 
 def pool_bytes(size: int) -> int:

@@ -2,7 +2,7 @@
 
 There is one class for each outcome: it says where the value is held, how many bytes that keeps, which steps it adds to
 the schedule, and its word. Liveness, schedules, expectations, reports and audits ask it and have no formula of their
-own, so that a new outcome is a class here, its steps in :mod:`policylang.graph.facts`, and what carries it out.
+own, so that a new outcome is a class here, its steps in :mod:`policylang.graph.facts`, and the code that applies it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Held(Enum):
     NOWHERE = "nowhere"
     """It is recomputed."""
     UNDECIDED = "undecided"
-    """PyTorch's partitioner will say; counted as held on the device where a figure is needed before."""
+    """PyTorch's partitioner decides; until then it counts as held on the device."""
 
 
 @frozen
 class Outcome:
-    """How a value comes to the backward; one subclass for each way."""
+    """How the backward gets a value; one subclass each."""
 
     word: ClassVar[str]
     held: ClassVar[Held]
@@ -48,12 +48,12 @@ class Outcome:
 
     @property
     def is_held(self) -> bool:
-        """True if the value itself comes to the backward."""
+        """True if the value itself waits for the backward."""
         return self.held in (Held.DEVICE, Held.HOST)
 
     @property
     def on_device(self) -> bool:
-        """True if it counts as held on the device, until the partitioner says otherwise."""
+        """True if it counts as held on the device, until the partitioner decides otherwise."""
         return self.held in (Held.DEVICE, Held.UNDECIDED)
 
     @property
@@ -88,7 +88,7 @@ class Kept(Outcome):
     held = Held.DEVICE
 
     def kept_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
-        """A view keeps the whole memory it looks into; one of a parameter or an input nothing more."""
+        """A view keeps the whole memory of its source; one of a parameter or an input keeps nothing more."""
         roots, ops, seen = facts.storage_roots, facts.ops, set[int]()
         found: list[int] = []
         for root in (roots[row] for row in rows):
@@ -112,7 +112,7 @@ class LeftToMinCut(Kept):
 
 @frozen
 class Recomputed(Outcome):
-    """Computed again in the backward."""
+    """Recomputed in the backward."""
 
     word = "recomputed"
     held = Held.NOWHERE
@@ -165,7 +165,7 @@ class Why(Enum):
     USER = "user"
     """The user's own ``checkpoint``."""
     ALWAYS = "always"
-    """One of the things that always hold: a symbolic size or a seed is saved."""
+    """Symbolic sizes and seeds are always saved."""
     UNSAFE = "unsafe"
     """An ``optional`` rule asked for a recomputation that would be wrong: saved."""
     ROUTING = "routing"

@@ -166,7 +166,7 @@ class RankComparison:
             self.known.append(evolve(account, steps=account.rounds))  # a plan's step would keep its facts alive
 
     def compare_cached(self, account: rank_account.RankAccount, policy: Policy) -> None:
-        """All steps of a graph that came out of a cache, as they were when it was compiled."""
+        """All steps of a graph from a cache, as they were when it was compiled."""
         self.facts = None
         self._open(evolve(account, steps=[], launched=[]), _groups_of(account), policy)
         for at, step in enumerate(account.steps):

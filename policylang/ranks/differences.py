@@ -117,18 +117,18 @@ def _unlike_plans(pair: Pair, one: StepContent, two: StepContent, messages: Mapp
         return diagnose(DECIDED, message, help=help, details=details), rules
     if one.recomputed != two.recomputed:
         at = next(at for at, pair in enumerate(zip_longest(one.recomputed, two.recomputed)) if pair[0] != pair[1])
-        message = f"ranks {left} and {right} run different collectives a second time, at place {at + 1} of these"
+        message = f"ranks {left} and {right} recompute different collectives, at place {at + 1} of these"
         details = (*_first_unlike(pair, one.recomputed, two.recomputed), *parties)
         return diagnose(DIFFERENT_COLLECTIVES, message, help=_SAME_TRACE, details=details), {}
     if one.order != two.order:
         return _unlike_orders(pair, one, two, (*rewrites, *parties)), {}
     if one.policy != two.policy:
         details = (*_first_unlike(pair, one.policy.splitlines(), two.policy.splitlines()), *rewrites, *parties)
-        come_to = "start its collectives in one order" if one.order else "come to the same on this graph"
+        come_to = "start its collectives in one order" if one.order else "decide the same on this graph"
         message = f"ranks {left} and {right} have different policies, which {come_to}"
         return diagnose(POLICIES, message, help=_SAME_FILE, details=details), {}
     if one.device != two.device:
-        message = f"ranks {left} and {right} go by different device profiles, which come to the same on this graph"
+        message = f"ranks {left} and {right} use different device profiles, which decide the same on this graph"
         details = (*_first_unlike(pair, one.device, two.device), *parties)
         return diagnose(POLICIES, message, help="give every rank the same device profile", details=details), {}
     message = f"ranks {left} and {right} rewrite the collectives of this graph differently"
@@ -177,21 +177,21 @@ def _unlike_collectives(pair: Pair, one: StepContent, two: StepContent) -> tuple
 def missing(mine: RankMessage, why: Mapping[int, str]) -> Diagnostic:
     """``why``: by rank that has not come, a phrase."""
     ranks = named(list(why))
-    message = f"{ranks} did not say what is planned for a graph that rank {mine.rank} shares: {mine.label}"
+    message = f"{ranks} sent no plan for a graph that rank {mine.rank} shares: {mine.label}"
     details = tuple(f"rank {rank} {reason}" for rank, reason in why.items())
     return diagnose(MISSING, message, help=f"look for the error of {ranks} first; {_SWITCH}", details=details)
 
 
 def store_gone(error: Exception) -> Diagnostic:
     first = str(error).partition("\n")[0]
-    message = "the store of the default process group cannot be reached any more, so the ranks cannot be compared"
-    help = "the process that held it has ended: without `torchrun` that is rank 0"
+    message = "the store of the default process group is gone, so the ranks cannot compare"
+    help = "the process that hosts it has ended: without `torchrun` that is rank 0"
     return diagnose(MISSING, message, help=help, details=(first,) if first else ())
 
 
 def unreadable(key: str, why: str) -> Diagnostic:
-    message = f"what is in the store of the default process group under `{key}` is no message of policylang's"
-    help = "give every rank the same version of policylang, and write nothing there under keys that begin so"
+    message = f"the store of the default process group has a foreign entry under `{key}`"
+    help = "install the same version of policylang on every rank, and let nothing else write keys that begin so"
     return diagnose(UNREADABLE, message, help=help, details=(why.partition("\n")[0][:200],))
 
 
@@ -240,7 +240,7 @@ def settled_before(rank: int, offer: str, why: str) -> Diagnostic:
 
 def waiting(mine: RankMessage, key: MeetingKey, rank: int, others: Mapping[int, RankStatus]) -> Diagnostic:
     """``others``: ranks that wait, and in the end for this one."""
-    message = f"rank {mine.rank} waits for rank {rank} over another graph than rank {rank} waits over, and so for ever"
+    message = f"rank {mine.rank} and rank {rank} wait for each other over different graphs, and would wait forever"
     details = (
         f"rank {mine.rank} has {mine.label}, and waits over {_over(key)}",
         *(f"rank {each} has {status.text}" for each, status in sorted(others.items())),
@@ -251,10 +251,10 @@ def waiting(mine: RankMessage, key: MeetingKey, rank: int, others: Mapping[int, 
 
 def compiled_otherwise(rank: int, label: str) -> Diagnostic:
     """A graph that no other rank was asked about runs other collectives than those that were agreed on."""
-    message = f"rank {rank} compiled this code again, alone, and comes to other collectives than the ranks agreed on"
+    message = f"rank {rank} recompiled this code alone, and its collectives differ from those the ranks agreed on"
     help = (
-        "decide by name in place of size (`where bytes > …`); where all ranks meet the new size together, compile for "
-        "it with a backend of its own, which compares again"
+        "select by name instead of by size (`where bytes > …`); if all ranks meet the new size together, compile it "
+        "with a separate backend, which compares the ranks"
     )
     return diagnose(ALONE, message, help=help, details=(f"it has {label}",))
 

@@ -26,9 +26,8 @@ _CANNOT_BE_READ = {"APL103", "APL104", "APL152", "APL153", "APL355", "APL416", "
 
 @frozen
 class CheckResult:
-    """The diagnostics of one or more policy files, file by file, each in the order of its text. On snapshots: those of
-    the snapshots first; of a file first what is wrong with its text, then, graph by graph, what is wrong between it and
-    the graph."""
+    """The diagnostics of one or more policy files, in this order: those of the snapshots; then, file by file, those of
+    the text in its order, and those on each graph."""
 
     files: tuple[str, ...]
     """The files that were checked, of a folder each one below it; a policy that was loaded already by its name."""

@@ -1,4 +1,4 @@
-"""Text laid out: how wide it may be, tables, the times of a device in words, Markdown, HTML."""
+"""Layout of text: widths, tables, the times of a device in words, Markdown, HTML."""
 
 from __future__ import annotations
 

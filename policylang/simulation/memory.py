@@ -63,8 +63,8 @@ Lifetime = tuple[int, int, int, int, int, int]
 
 @frozen
 class Lifetimes:
-    """One entry for each piece of memory. An operator with several results has one for each result that is taken, and
-    one, by its own node, for the rest."""
+    """One entry for each piece of memory. An operator with several results has one for each result that is read, and
+    one, under its node, for the rest."""
 
     origins: bytes = field(repr=False)
     rows: array[int] = field(repr=False)

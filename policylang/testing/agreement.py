@@ -225,13 +225,13 @@ def agree(
     ``model_factory()`` makes the model; it is called once a run, and each model gets the weights of the first.
     ``loss_fn(model, *batch)`` returns the loss, a scalar. ``paths`` are some of ``eager``
     (``policylang.checkpoint_model``), ``joint`` (``torch.compile`` without Inductor) and ``flat``
-    (``policylang.trace_step``), by default all. Every run starts from ``seed`` and uses one thread, and what was
-    compiled before is forgotten. ``progress`` is called with the name of each run before it begins.
+    (``policylang.trace_step``), by default all. Every run starts from ``seed``, uses one thread and clears what was
+    compiled before. ``progress`` is called with the name of each run before it begins.
 
-    What counts as agreement is said in ``docs/agree.md``.
+    ``docs/agree.md`` defines agreement.
 
-    Raises ``PolicyError`` for a policy that cannot be read, ``ValueError`` for a path there is not or a factory that
-    does not make the same model anew each time, and what the plain model raises. A path that fails is a row of the
+    Raises ``PolicyError`` for a policy that cannot be read, ``ValueError`` for an unknown path or a factory that does
+    not make a new, equal model each time, and whatever the plain model raises. A path that fails is a row of the
     result.
     """
     loaded = policy_of(policy)
@@ -441,8 +441,8 @@ class Agreement:
 
     @property
     def agrees(self) -> bool:
-        """Every path carried the policy out, with the right numbers, and decided every value that it shares with
-        another path as that one does."""
+        """True if every path applied the policy, computed the right numbers, and decided every value as the other paths
+        that have it."""
         return all(result.agrees for result in self.results) and not self.decisions.differences
 
     def __getitem__(self, path: str) -> PathResult:

@@ -51,7 +51,7 @@ def dynamo_graphs() -> list[fx.Graph]:
 
 def running_dynamo_inputs() -> list[fx.Node]:
     """The inputs of the graph that Dynamo is having compiled, in order; empty where it is not compiling. AOTAutograd
-    tells a partitioner only the position of an input that Dynamo lifted."""
+    gives a partitioner only the position of an input that Dynamo lifted."""
     translator = _translator()
     return [] if translator is None else list(translator.output.placeholders)
 
@@ -463,8 +463,8 @@ def is_tracing() -> bool:
 
 
 def trace_artifact(name: str, encoding: Literal["string", "json"], payload: Callable[[], str]) -> None:
-    """Put a text into the trace, under the compilation that runs now where there is one. tlparse writes an artifact to
-    a separate file."""
+    """Write a text to the trace, under the current compilation if there is one. tlparse writes an artifact to a
+    separate file."""
     from torch._logging import trace_structured
 
     described = {"name": name, "encoding": encoding}

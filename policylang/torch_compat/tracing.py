@@ -171,7 +171,7 @@ def fake_mode_of(values: Sequence[Any]) -> Any | None:
 
 
 def fake_tensors(mode: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Stand-ins of the same shapes, without gradient. Memory that is shared stays shared. Call under the mode."""
+    """Placeholders of the same shapes, without gradients. Memory that is shared stays shared. Call under the mode."""
     detached = [value.detach() for value in values]
     return [v if isinstance(v, fake_tensor.FakeTensor) else mode.from_tensor(v, static_shapes=True) for v in detached]
 

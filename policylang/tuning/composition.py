@@ -3,8 +3,8 @@
 If blocks save their outputs, what one block keeps and recomputes depends on its pattern alone. So each pattern is
 simulated once, in all blocks, and its step is cut into segments where forward and backward pass from one block to the
 next. A segment has two figures: by how much the memory in use rises in it at most, and by how much it is higher after
-it. The peak of a mixture is the highest point of its blocks' segments put together; what it keeps and recomputes is the
-sum over its blocks.
+it. The peak of a mixture is the highest point of its blocks' segments combined; what it keeps and recomputes is the sum
+over its blocks.
 
 How long computation waits for copies to the host and back (:mod:`policylang.planning.schedule` places their starts and
 waits) is max-plus linear (Baccelli et al., *Synchronization and Linearity*, 1992): a small matrix a segment, which does

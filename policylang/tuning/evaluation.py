@@ -39,7 +39,7 @@ class Budget:
 
 @frozen
 class Candidate:
-    """A policy with its plan and its simulated figures on the graph that is tuned for."""
+    """A policy with its plan and its simulated figures on the tuned graph."""
 
     rules: str
     """The statements that decide, a line each, without a comment and without expectations."""
@@ -67,7 +67,7 @@ class Candidate:
 
 @frozen
 class Besides:
-    """Memory that is used beside the graph."""
+    """Memory beside the graph: optimizer state and the reserve."""
 
     optimizer: int = 0
     """Bytes of the optimizer's state."""

@@ -31,7 +31,7 @@ _READER = torch.ops.aten.alias.default
 
 @frozen(eq=False)
 class BlockTrace:
-    """The facts of one block called in one way."""
+    """The facts of one block, for one kind of call."""
 
     facts: Facts
     stream: OperatorStream
@@ -198,7 +198,7 @@ class _Graph:
         return written
 
     def _results(self, node: fx.Node, results: Any, operation: Operation, written: list[fx.Node]) -> Iterator[fx.Node]:
-        """The results of an operator in order; where it has several, each is a ``getitem`` of its own."""
+        """The results of an operator in order: itself, or a ``getitem`` for each of several."""
         node.meta["val"] = self._value(results)
         if isinstance(results, TensorFacts):
             yield node

@@ -1,4 +1,4 @@
-"""Puts checkpoints (``torch.utils.checkpoint``) that follow a policy around the blocks of a model.
+"""Adds checkpoints (``torch.utils.checkpoint``) that follow a policy to the blocks of a model.
 
 Either each block's forward is replaced by one in a checkpoint, or hooks on the blocks say which of them a checkpoint of
 the user's runs. ``prefetch`` lines tell ``fully_shard`` to gather the weights of further blocks ahead. FSDP gathers in
@@ -92,7 +92,7 @@ class _Sharding:
         return cls(blocks, [*units.values()], [[*each.values()] for each in units_of], groups)
 
     def prefetched(self, statement: Prefetch, policy: Policy) -> str | Diagnostic:
-        """Notes how far ahead each unit is gathered, and says how many blocks have one."""
+        """Notes how far ahead each unit is gathered, and returns the number of blocks that have one."""
         line, span = statement.span.one_line, statement.span
         if any(isinstance(test, Compare) and test.quantity in TIMES for test in tests_of(policy, statement)):
             return problems.PREFETCH_BY_TIMES.diagnostic(span=span, line=line)
@@ -269,9 +269,9 @@ class _Compare:
 
 
 def put_order_on(model: nn.Module, policy: Policy, blocks: BlocksOf) -> None:
-    """Have FSDP gather as the policy's `prefetch` lines say, from the first forward on; what is sharded already is told
-    now. A policy without such lines is compared with those of other ranks all the same. Raises ``PolicyMatchError`` for
-    what eager cannot do, and where ``fully_shard`` was called otherwise."""
+    """Have FSDP gather as the policy's `prefetch` lines say, from the first forward on; units that are sharded already
+    are set now. A policy without such lines is compared with those of other ranks all the same. Raises
+    ``PolicyMatchError`` for what eager cannot do, and where ``fully_shard`` was called otherwise."""
     take_order_off(model)
     raise_errors(cannot_order(policy, EAGER))
     _orders[model] = found = FsdpOrder(policy)
@@ -287,7 +287,7 @@ def put_order_on(model: nn.Module, policy: Policy, blocks: BlocksOf) -> None:
 
 
 def take_order_off(model: nn.Module) -> None:
-    """Tell FSDP what it had been told before."""
+    """Restore FSDP's earlier prefetch settings."""
     earlier = _orders.pop(model, None)
     if earlier is not None:
         earlier.undo()
@@ -463,7 +463,7 @@ def _refuse_shallow_copy(module: nn.Module, _args: Any) -> None:
 
 @define(eq=False)
 class Checkpointed:
-    """Stands in for the ``forward`` of a block."""
+    """Replaces the ``forward`` of a block."""
 
     module: nn.Module
     forward: Callable[..., Any]

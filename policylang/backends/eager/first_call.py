@@ -58,12 +58,12 @@ from policylang.torch_compat.graphs import hint, outside_of_modes
 from policylang.torch_compat.tracing import take_apart
 
 moments = count()
-"""Tells what began first."""
+"""Returns what began first."""
 
 
 _written: dict[int, int] = {}
-"""When a block wrote last to memory, by address. Of memory that has been given back an entry says nothing: who asks
-holds what it asks about."""
+"""When a block wrote last to memory, by address. An entry is valid only while its memory is: whoever asks holds the
+tensor."""
 
 
 def note_write(tensors: Iterable[Tensor]) -> None:
@@ -122,11 +122,11 @@ def _suspended(which: Callable[[BlockMode], bool], reading: frozenset[int] = fro
 
 @define(eq=False)
 class _Aside:
-    """Stands in for a hook of FSDP's while blocks run that are watched."""
+    """Replaces a hook of FSDP's while watched blocks run."""
 
     hook: Any
     runs: int = 0
-    """The number of running blocks that put it there."""
+    """The number of running blocks that installed it."""
 
     def __call__(self, module: nn.Module, *given: Any) -> Any:
         with _suspended(lambda mode: not mode.suspended, frozenset(map(id, tensors_in(given)))):
@@ -146,7 +146,7 @@ def is_first_fsdp(module: nn.Module) -> bool:
 
 @contextmanager
 def gathers_aside(block: nn.Module) -> Iterator[None]:
-    """Under it, what FSDP does of its own accord around the modules of a block is no operator of it."""
+    """Under it, what FSDP does around the modules of a block does not count as an operator of the block."""
     put: list[tuple[dict[int, Any], int, _Aside]] = []
     if "torch.distributed.fsdp" in sys.modules:
         for module in block.modules():

@@ -1,7 +1,7 @@
 """What the blocks of a model move to the host: results that a call holds, and what one block returns to the next.
 
 A value is moved as the memory that it lies in, once for all the tensors in it: they come back with the same strides, in
-memory that they share as before. In its place stands what is known of it without its data.
+memory that they share as before. Its metadata takes its place.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Offloading:
     """Shared by the blocks of a model."""
 
     ahead: int = 1
-    """So many blocks before its own recomputation begins, a block's values are copied back."""
+    """How many blocks before its recomputation a block's values are copied back."""
     spent: dict[int, Counter[int]] = field(factory=dict)
     """By number of a block and rule, the bytes that the rule offloads in it."""
     crossing: dict[int, StorageWeakRef] = field(factory=dict)

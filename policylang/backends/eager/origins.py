@@ -310,7 +310,7 @@ def traces_again(operator: Any) -> bool:
 
 
 def gives_number(out: Any) -> bool:
-    """The result tells Python about the data of a tensor."""
+    """The result gives Python the data of a tensor."""
     return isinstance(out, bool | int | float | complex)
 
 
@@ -328,7 +328,7 @@ def gives_what_it_writes(operator: Any) -> bool:
 
 
 def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments that a call of an operator writes to, as it says, or running statistics."""
+    """The arguments that an operator writes to, by its schema, or running statistics."""
     if not writes(operator):
         return [args[at] for at in updated_statistics(operator, args)]
     return [

@@ -54,15 +54,15 @@ from policylang.torch_compat.tracing import take_apart
 
 @define(eq=False)
 class SavedTensor:
-    """A node's stand-in for a saved tensor; it dies when autograd frees what the node saved."""
+    """A node's placeholder for a saved tensor; it dies when autograd frees what the node saved."""
 
     packed: Any
-    """The checkpoint's own stand-in."""
+    """The checkpoint's placeholder."""
     written: int
     """The version of its memory."""
     recomputed: HeldResult | None = None
     by: int = -1
-    """The backward that has recomputed it. In that one the checkpoint gives it, and lets it go."""
+    """The backward that has recomputed it. In that one the checkpoint returns it, and frees it."""
 
 
 SavedTensors = list[ref[SavedTensor]]

@@ -20,13 +20,13 @@ _COMPILE = "`block.compile(backend=policylang.backend(...))`; `torch.compile` of
 DRIFTED = Problem(  # in the forward: another operator than in the first call
     "APL393",
     "{name} runs {came} as operator {number}, where {expected} was recorded",
-    "this call recomputes the rest, and the next call is recorded again; "
+    "this call recomputes the rest, and the next call is recorded anew; "
     "look for a counter, a flag or a random choice that changes what the block runs",
 )
 DIVERGED = Problem(  # in the recomputation: another operator than in its forward
     "APL393",
     "the recomputation of {name} runs {came} as operator {number}, where its forward ran {expected}",
-    "what a block runs has to be the same both times: look for a counter, a flag or an unseeded choice",
+    "a block has to run the same operators both times: look for a counter, a flag or an unseeded choice",
 )
 OTHER_NUMBER = Problem(
     "APL393",
@@ -55,55 +55,55 @@ RUNS_TRANSFORMED = Problem(  # only a warning: the numbers are right
 )
 HOOKED = Problem(  # only a warning: the numbers are right
     "APL399",
-    "{name} sets hooks for its saved tensors, and nothing is left for a policy to decide",
+    "{name} sets hooks for its saved tensors, so the policy decides nothing there",
     "take `save_on_cpu` or `saved_tensors_hooks` out of the block, or use them around the whole model",
 )
 NOTHING_YET = Problem(  # only a warning: another block may have what the rule names
     "APL359",
     "{found} so far, and {names} has not run",
-    "if it is meant for such a block alone, this is as it should be",
+    "ignore this if the rule is meant for that block alone",
 )
 ONLY_ONE_BLOCK = Problem(
     "APL394",
-    "a copy of {name} shares its checkpoint, whose forward belongs to the block alone",
+    "a copy of {name} shares the checkpoint of the original, which runs the original block",
     "copy the model with `copy.deepcopy`, and use DistributedDataParallel instead of DataParallel",
 )
 NOT_RUN = Problem(
     "APL394",
-    "the checkpoint ended, and none of the modules that its `context_fn` was made for has run inside it",
+    "the checkpoint ended without running any module that its `context_fn` was made for",
     "pass the module that the checkpoint calls, or the model that has it among its blocks; "
     f"a compiled one needs the same policy: {_COMPILE}",
 )
 WITHOUT_MODEL = Problem(
     "APL394",
-    "the `context_fn` of the checkpoint has no model: the one that it was made for was not stored with it, or is gone",
-    "make it anew for the model that is trained, `policylang.context_fn(policy, model)`",
+    "the `context_fn` of the checkpoint has lost its model: it was stored without it, or the model was deleted",
+    "make one for the model that you train: `policylang.context_fn(policy, model)`",
 )
 _ONE_CHECKPOINT = (
-    "switch the other one off (`activation_checkpointing` or `gradient_checkpointing` among the arguments of a "
-    "trainer); or leave `checkpoint_model` out, and give that one the policy as its `context_fn`"
+    "switch the other one off (`activation_checkpointing` or `gradient_checkpointing` in a trainer's arguments), "
+    "or leave `checkpoint_model` out and give the other one the policy as its `context_fn`"
 )
 OWN_CHECKPOINT = Problem(  # around all of its forward, and inside ours
     "APL394",
-    "all of {name} runs in another checkpoint inside that of the policy, which nothing is left for",
+    "another checkpoint, inside the policy's, runs all of {name}: the policy decides nothing",
     _ONE_CHECKPOINT,
 )
 AROUND_OURS = Problem(  # only a warning, as the next two: the numbers are right
     "APL426",
-    "the checkpoint of {name} is inside another one, which runs all of it once more than the policy asks for",
+    "the checkpoint of {name} is inside another one, which recomputes the whole block once more",
     _ONE_CHECKPOINT,
 )
 IN_BACKWARD = Problem(
     "APL426",
-    "{name} runs with gradients in a backward alone, as inside a checkpoint with `use_reentrant=True`: "
-    "what the policy saves is not kept for the backward",
+    "{name} runs with gradients only in the backward, as under `use_reentrant=True`: nothing that the policy saves "
+    "is kept",
     _ONE_CHECKPOINT,
 )
 IN_PLACE_OF_OURS = Problem(
     "APL426",
-    "all blocks have run with gradients, from {name} on, and no checkpoint with the `context_fn` of the policy ran one",
-    "a trainer that has `activation_checkpointing` or `gradient_checkpointing` among its arguments sets its own "
-    "checkpoints: give it the function there, or switch that off",
+    "all blocks have run with gradients, from {name} on, and none in a checkpoint with the policy's `context_fn`",
+    "a trainer with `activation_checkpointing` or `gradient_checkpointing` set adds checkpoints itself: give it the "
+    "function there, or switch that off",
 )
 NOT_TAKEN_OFF = Problem(
     "APL426",
@@ -113,7 +113,7 @@ NOT_TAKEN_OFF = Problem(
 FIRST_FSDP = Problem(
     "APL394",
     "{part}, which runs inside the checkpoint of {name}, is a `FullyShardedDataParallel`: it splits its "
-    "weights in its forward, and in another way when it is recomputed",
+    "weights in its forward, and differently when it is recomputed",
     "wrap the block's checkpoint in `FullyShardedDataParallel`, or shard with `fully_shard`",
 )
 RUN_TWICE = Problem(
@@ -123,12 +123,12 @@ RUN_TWICE = Problem(
 )
 REPLACED = Problem(
     "APL427",
-    "the forward of {name} was replaced since it was given a checkpoint, and what replaced it calls the checkpoint",
-    "undo that first; `policylang.checkpoint_model` removes or replaces a policy before that",
+    "something has replaced the forward of {name} since the checkpoint was added, and calls the checkpoint",
+    "undo that first, then call `policylang.checkpoint_model`",
 )
 CHANGED = Problem(
     "APL395",
-    "{name} saves what `{operator}` (operator {number}) gives, and {happened} since",
+    "{name} saves the result of `{operator}` (operator {number}), and {happened} since",
     "recompute this value, or let the model write to a copy",
 )
 MOVED_WRITTEN = Problem(
@@ -138,10 +138,10 @@ MOVED_WRITTEN = Problem(
 )
 OTHER_TENSOR = Problem(
     "APL395",
-    "the recomputation of {name} reads another tensor in `{operator}` (operator {number}) than its forward "
-    "did, in the place of one of shape {shape}",
-    "run the backward before the block's parameters, its buffers, or what it takes from around it are "
-    "exchanged (`functional_call`, `p.data = …`), or save what is computed from them",
+    "`{operator}` (operator {number}) in the recomputation of {name} reads another tensor than in the forward, where "
+    "it read one of shape {shape}",
+    "run the backward before you replace parameters, buffers or other tensors that the block reads "
+    "(`functional_call`, `p.data = …`), or save what is computed from them",
 )
 WRITTEN_TENSOR = Problem(  # only a warning where it may hold what it held before: the buffers that DDP sends around
     "APL395",
@@ -156,7 +156,7 @@ CHANGED_BETWEEN = Problem(
 )
 RUN_AGAIN = Problem(
     "APL395",
-    "the backward of {name} runs a second time, and what it saved is freed",
+    "the backward of {name} runs twice, and the first run freed the saved values",
     "call the first backward with `retain_graph=True`",
 )
 COMPILED = Problem(  # by another compiler than policylang's
@@ -166,79 +166,79 @@ COMPILED = Problem(  # by another compiler than policylang's
 )
 COMPILED_PART = Problem(
     "APL396",
-    "{part} is compiled, and it is a part of {name}: the policy of a block is not applied to a part of it",
+    "{part} is compiled and is only a part of {name}: a policy applies to the whole block",
     f"compile the whole block: {_COMPILE}",
 )
 NEEDS_A_COMPILER = Problem(  # torch's own error speaks of dispatch modes
     "APL396",
-    "{name} calls what runs compiled or not at all (`flex_attention`, `fullgraph=True`), and an eager checkpoint sees "
+    "{name} calls code that has to be compiled (`flex_attention`, `fullgraph=True`), and an eager checkpoint sees "
     "no operators of compiled code",
     f"compile the whole block: {_COMPILE}",
 )
 TRACES_AGAIN = Problem(  # `torch.cond` and what is like it
     "APL396",
-    "{name} calls `{operator}`, whose functions torch compiles, and cannot under a checkpoint that sees operators",
-    f"choose or loop in Python, or compile the block with the same policy: {_COMPILE}",
+    "{name} calls `{operator}`: torch compiles its functions, and cannot do so inside an eager checkpoint",
+    f"branch or loop in Python, or compile the block with the same policy: {_COMPILE}",
 )
 LEFT_ALONE = Problem(
     "APL396",
-    "{names} was to be compiled, and `torch.compile` ran it as it is",
+    "`torch.compile` did not compile {names} and ran it in eager",
     "`TORCH_LOGS=recompiles,graph_breaks` shows why; `torch._dynamo.config.recompile_limit` is one reason",
 )
 RUNS_UNCOMPILED = Problem(  # only a warning: what the compiler leaves to eager, the checkpoint follows
     "APL396",
-    "{name} was to be compiled, and `torch.compile` runs it as it is: the policy is followed operator by operator",
+    "`torch.compile` does not compile {name} and runs it in eager: the checkpoint follows the policy",
     "`TORCH_LOGS=recompiles,graph_breaks` shows why",
 )
 NOT_FULLY_SHARDED = Problem(
     "APL387",
-    "this asks for an order of gathers, which `fully_shard` keeps in eager and `{name}` does not",
+    "this line orders gathers, which in eager only `fully_shard` can do: `{name}` cannot",
     "shard the model with `fully_shard`, or leave the line out",
 )
 NONE_SHARDED = Problem(
     "APL387",
-    "`{line}` asks for gathers, which `fully_shard` does in eager, and it has sharded none of the blocks",
+    "`{line}` is about gathers of `fully_shard`, which has sharded none of the blocks",
     "call `fully_shard` with each block and then with the model, before the first step; "
     "`FullyShardedDataParallel` and `DistributedDataParallel` take no order",
 )
 GATHERED_TOGETHER = Problem(
     "APL388",
-    "`{line}` asks for gathers, and `fully_shard` of {units} gathers more than one block at once",
+    "`{line}` counts gathers by block, and `fully_shard` of {units} gathers more than one block at once",
     "call `fully_shard` with each block by itself, then with the model",
 )
 PREFETCH_BY_TIMES = Problem(
     "APL389",
-    "`{line}` asks for gathers by their times, which are not known in eager",
-    "pick them by `bytes`, or by where they are",
+    "`{line}` selects gathers by their times, which are not known in eager",
+    "select them by `bytes`, or by module",
 )
 PREFETCHES_NOTHING = Problem(
     "APL389",
-    "`{line}` asks for gathers, and picks no weight of a block",
-    "in eager, what is gathered is weights: write `all_gather where from parameter`",
+    "`{line}` selects no weight of a block",
+    "in eager only weights are gathered: write `all_gather where from parameter`",
 )
 PREFETCHES_A_PART = Problem(
     "APL389",
-    "`{line}` asks for gathers of a part of the weights that `fully_shard` of {units} gathers at once",
-    "pick all of a block's gathers, such as `all_gather where from parameter`",
+    "`{line}` selects a part of the weights that `fully_shard` of {units} gathers at once",
+    "select all of a block's gathers, such as `all_gather where from parameter`",
 )
 PREFETCHES_ONE_BLOCK = Problem(
     "APL389",
-    "`{line}` asks for gathers, and the model has one block: there is none before it",
+    "`{line}` starts gathers a block earlier, and the model has only one block",
     "leave the line out, or write `optional` before it",
 )
 WITHOUT_ROOT = Problem(
     "APL387",
-    "this gathers blocks ahead, and `fully_shard` was called with `{name}`, and with no module around the blocks",
-    "call `fully_shard` with the model too, once it was called with its blocks",
+    "this line gathers blocks ahead, and `fully_shard` has sharded `{name}` but not the model around the blocks",
+    "call `fully_shard` with the model too, after its blocks",
 )
 TOLD_OTHERWISE = Problem(
     "APL390",
     "{name} was set to gather {wanted} ahead in the {half}, and is now set to gather {is_so}",
-    "leave what FSDP gathers ahead to the policy, or take the line out of it",
+    "do not set FSDP's prefetch yourself, or take the line out of the policy",
 )
 ONE_OF_THE_BLOCKS = Problem(
     PATH_CANNOT,
-    "this is about the blocks of a model in their order, and the `context_fn` was made for {name} alone",
+    "this line is about the order of a model's blocks, and the `context_fn` was made for {name} alone",
     "make it for the model, `policylang.context_fn(policy, model)`, or call `policylang.checkpoint_model`",
 )
 

@@ -1,4 +1,4 @@
-"""Plans one block of a model under a policy, each time it is first called in some way, and keeps the plans.
+"""Plans one block of a model under a policy, once for each kind of call, and keeps the plans.
 
 The key of a plan is all of a call that changes which operators it runs, as far as that is visible from outside.
 """
@@ -107,8 +107,8 @@ def check_parts(module: nn.Module, root: str) -> None:
 
 
 class EagerPath(BackendPath):
-    """A block of a model is traced the first time it is called in some way; its trace is what is planned, and a
-    checkpoint follows the plan operator by operator."""
+    """The first call of each kind traces the block; the trace is planned, and a checkpoint follows the plan operator by
+    operator."""
 
     name: ClassVar[str] = "eager"
     front: ClassVar[str] = "policylang.backends.torch_compile.backend:of_checkpoints"
@@ -124,7 +124,7 @@ _PATH = EagerPath()
 
 @define(eq=False)
 class CachedPlan:
-    """The plan of a block called in one way."""
+    """The plan of a block for one kind of call."""
 
     instructions: PlannedInstructions
     volatile: Volatile
@@ -255,7 +255,7 @@ class CheckpointRegion:
         return f"checkpoint of {self._named(module)}"
 
     def unmatched_in(self, trace: BlockTrace, module: nn.Module) -> tuple[Diagnostic, ...]:
-        """The errors that say "matches nothing", should the block do what another was seen to do."""
+        """The "matches nothing" errors, assuming that the block does what an equal block did."""
         return self._planned(trace.under(self.root), module)[1]
 
     def _planned(self, trace: BlockTrace, module: nn.Module) -> tuple[Plan, tuple[Diagnostic, ...]]:

@@ -93,7 +93,7 @@ class Session:
     graphs: WeakSet[CompiledGraph] = field(factory=WeakSet)
     """Graphs that our compiler made of its blocks."""
     agreed: list[Policy] = field(factory=list)
-    """Policies of compilers, found to say what ours says."""
+    """Policies of compilers that are equal to this one."""
     traces: Traces = field(factory=dict)
     """Shared by blocks that do the same."""
     offloading: Offloading = field(init=False)
@@ -203,8 +203,8 @@ class Session:
     def check_unmatched(self, *, in_backward: bool = False) -> None:
         """Raise ``PolicyMatchError`` for each rule that matched nothing in any block, once all have been called, or a
         backward begins. A block that has not been called by then counts as one that is made alike; one unlike all
-        others is waited for, with a warning. Blocks trained without a checkpoint, or without anything for their
-        backward to read, say nothing."""
+        others is waited for, with a warning. Blocks without a checkpoint, or whose backward reads nothing, do not
+        count."""
         if self.unmatched_compared or len(self.names) < 2:
             return
         numbered, missing = self._numbered(), self._not_called()

@@ -1,4 +1,4 @@
-"""Attributes, buffers and arguments as a call of a block finds them, put back while the block is recomputed.
+"""Attributes, buffers and arguments as a call of a block finds them, restored while the block is recomputed.
 
 A block may write to more than tensors: it puts one buffer in the place of another (``self.mean = 0.9 * self.mean``),
 counts its calls, makes a table on its first call, or appends keys and values to a cache that it is called with. And

@@ -81,7 +81,7 @@ class Network:
 
 @frozen(eq=False)
 class DeviceProfile:
-    """One device and what joins it to others."""
+    """A device profile: rates of compute, memory, host and networks."""
 
     name: str
     compute: Mapping[str, Rate]

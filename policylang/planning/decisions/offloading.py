@@ -2,8 +2,8 @@
 
 A value lives in the memory of the node that allocated it, its *holder*. The holder is moved, once, whichever of its
 views the policy names, and what the backward reads of them is rebuilt there from the copy that came back: a view costs
-nothing. What would free nothing, or would come back changed, stays where it is with a reason, and so does what a
-budget has no room for. Budgets are spent in graph order, each value taken that still fits.
+nothing. A value stays on the device, with a reason, if moving it would free nothing or bring back other data, or if the
+budget is used up. Budgets are spent in graph order, each value taken that still fits.
 
 When the copies start and are awaited is in the schedule (:mod:`policylang.planning.schedule`).
 """
@@ -185,7 +185,7 @@ class _Offloads:
 
 
 def _holder(facts: Facts, row: int) -> int:
-    """The value that a view, or a view of a view, looks into; the value itself where it is none."""
+    """The source of a view, or of a view of a view; a value that is no view itself."""
     while facts.inputs[row] and not facts.flags[row] & Flag.WRITES:
         owner = facts.owners[row]
         is_view = (owner == row or facts.targets[row] == GETITEM) and returns_memory_of_input(facts, owner)

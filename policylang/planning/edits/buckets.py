@@ -176,7 +176,7 @@ class Places:
 class Serving:
     """Which block each collective of a graph serves: that of the computation which it feeds, or which feeds it.
 
-    Its position tells little: shards may be gathered under another module path, whole blocks before their use, and
+    Its position means little: shards may be gathered under another module path, whole blocks before their use, and
     nodes of a backward may carry no module path. Products and norms have their block; a node without one, in a graph
     that names blocks, belongs to the latest block among its inputs.
     """
@@ -532,7 +532,7 @@ class Buckets(EditPlanner[Bucket]):
         return list(stretches.values())
 
     def _packed(self, members: Sequence[Member], alone: str) -> Iterator[list[Member]]:
-        """Members in buckets with room and a place for them; the rest are refused."""
+        """Members in buckets that have a place for them within their size; the rest are refused."""
         buckets: list[_OpenBucket] = []
         reasons: dict[int, RefusedError] = {}
         for member in members:

@@ -1,6 +1,6 @@
-"""Rules that cost more than they need to, told before the step runs: blocks recomputed at once, one block where many
-were meant, work that frees no memory, communication twice, copies that computation waits for, lines without effect,
-thresholds among values. Each is found by a sweep; only what looks costly is planned another time."""
+"""Warnings, before the step runs, of rules that cost more than they need to: blocks recomputed at once, one block where
+many were meant, work that frees no memory, communication twice, copies that computation waits for, lines without
+effect, thresholds among values. Each is found by a sweep; only what looks costly is planned another time."""
 
 from __future__ import annotations
 
@@ -576,7 +576,7 @@ def _differ(one: Plan, other: Plan, row: int) -> bool:
 
 
 def _place(rule: Rule, plan: Plan) -> int:
-    """Of two that say the same, the one that is meant."""
+    """Compared by identity: two rules may be equal."""
     return next(place for place, each in enumerate(plan.policy.rules) if each is rule)
 
 

@@ -50,7 +50,7 @@ class Leeway:
 
 
 class ListScheduler:
-    """Runs the scheduler nodes one after the other, by what has run, the time, and the room that the limits leave."""
+    """Runs the scheduler nodes one after the other, by what has run, the time, and what the limits allow."""
 
     def __init__(
         self,

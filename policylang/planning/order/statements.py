@@ -1,4 +1,4 @@
-"""Plans the scheduling lines of a policy, buckets, then prefetch and delay, then overlap; and tells their errors."""
+"""Plans the scheduling lines of a policy, buckets, then prefetch and delay, then overlap; and reports their errors."""
 
 from __future__ import annotations
 
