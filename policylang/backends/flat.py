@@ -127,7 +127,7 @@ def _check_recomputations(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMem
 
 def _why_not_again(node: fx.Node, row: int, facts: Facts, memory: GraphMemory, anchor: int) -> str | None:
     if row in memory.written:
-        return "it writes to memory that outlives it, and recomputation would write again"
+        return "it writes to memory that outlives it, and recomputation would write twice"
     if node.kwargs.get("generator") is not None:
         return "it draws from an explicit generator, whose state is not saved"
     if memory.roots[row] in memory.loose:

@@ -32,8 +32,8 @@ from policylang.torch_compat.partition import functorch_settings
 ONLY_REWRITES = "APL329"
 NOTHING_LEFT = refusals.Problem(
     "APL419",
-    "`{line}` picks `{matched}` in the joint graph, and nothing in the forward or backward graph",
-    "what it picks does not run under this policy; make it `optional`, or drop it",
+    "`{line}` selects `{matched}` in the joint graph, and nothing in the forward or backward graph",
+    "the collectives do not run under this policy; make the line `optional`, or remove it",
 )
 _BY_ORDER = ("exposed", "step time", "peak")
 

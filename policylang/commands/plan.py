@@ -349,7 +349,7 @@ def _on_graph(options: argparse.Namespace, given: set[str]) -> tuple[str, dict[s
 
     if options.subject is not None and not {"node", "rule"} & given:
         fix = _HOW.replace("POLICY", options.subject)
-        raise UsageError(f"what is to be explained of `{options.subject}`? a node, or a rule", fix)
+        raise UsageError(f"name what to explain of `{options.subject}`? a node, or a rule", fix)
     take_settings(options, *KEYS)
     if options.subject is None or options.graph is None:
         raise UsageError("a node or a rule is explained of a policy on a graph", _HOW)

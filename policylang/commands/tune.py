@@ -166,7 +166,7 @@ def profile(options: argparse.Namespace) -> Exit:
 
     with _job(options.device, options.seconds) as (rank, device):
         if rank == 0 and hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1):
-            message = "others compute on this machine, and what is measured is what they leave of it"
+            message = "other processes compute on this machine, so the figures are too low"
             tell(f"policylang profile: {message}\nhelp: measure again on an idle machine")
         try:
             with status_line(shown=rank == 0) as progress:

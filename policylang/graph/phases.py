@@ -472,7 +472,7 @@ def check_operators(nodes: Sequence[fx.Node]) -> None:
     for node in nodes:
         if node.op in ("call_module", "call_method"):
             kind = node.op.removeprefix("call_")
-            message = f"`{node.name}` calls the {kind} `{node.target}`, and a policy speaks of operators"
+            message = f"`{node.name}` calls the {kind} `{node.target}`, and policies are about operators"
             help = "give the graph that AOTAutograd or make_fx traces, or compile the model with `policylang.backend`"
             raise PolicyGraphError([diagnose(NOT_FLAT_ATEN, message, help=help)])
 

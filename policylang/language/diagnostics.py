@@ -410,7 +410,7 @@ def bounded(found: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
         return tuple(found)
     more = f"{counted(len(found) - MOST, 'further diagnostic is', 'further diagnostics are')} not shown"
     span = next((each.span for each in found[MOST:] if each.span is not None), None)
-    return (*found[:MOST], diagnose("APL117", more, span, help="mend those that are shown first"))
+    return (*found[:MOST], diagnose("APL117", more, span, help="fix those that are shown first"))
 
 
 _ALLOWED = re.compile(r"#\s*allow:\s*((?:APL\d{3}[\s,]*)+)")

@@ -67,7 +67,7 @@ _COLUMNS: dict[str, tuple[str, Literal["bytes", "flops", "operators"]]] = {
 }
 """By figure, the field with it, and the total of the forward that it is a share of."""
 LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
-_UNTIMED = Finding("deferred", "no device says how long anything takes")
+_UNTIMED = Finding("deferred", "no device is given, so times are not known")
 
 
 def check_expectations(
@@ -360,7 +360,7 @@ def incomplete_figures(
         if isinstance(each, ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
             counts = figure_by_data(each, facts, needs)
             message = f"`{each.span.one_line}` is compared with a figure that counts {counts}"
-            help = "another load has another figure: expect of values what becomes of them, `expect every … saved`"
+            help = "the figure changes with the load: expect what becomes of the values instead, `expect every … saved`"
             yield diagnose(BY_DATA, message, each.span, help=help, details=_places(facts, rows))
 
 
@@ -376,7 +376,7 @@ def _uncounted(expectation: ExpectTotal, facts: Facts, rows: Sequence[int]) -> I
     if expectation.of_time:
         code, misses = UNTIMED, f"prices {calls} of {shown}{again} by their bytes alone"
     else:
-        help += ", or expect of these operators what becomes of them, as `expect no … recomputed` does"
+        help += ", or expect what becomes of these operators, such as `expect no … recomputed`"
     message = f"`{expectation.span.one_line}` {misses}: no FLOP formula is known"
     found = [row for row in rows if facts.uncounted[row]]
     yield diagnose(code, message, span=expectation.span, help=help, details=_places(facts, found))

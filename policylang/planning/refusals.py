@@ -56,7 +56,7 @@ _NAMEABLE = re.compile(r"[A-Za-z_]\w*\.\w+", re.ASCII)
 
 def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = False) -> Diagnostic:
     """``of_weights``: of a rule about gathered weights in a graph that gathers none."""
-    help = f"if that is as it should be, write `optional {rule.text}`"
+    help = f"if that is intended, write `optional {rule.text}`"
     fixes = [*no_match.would_match(rule.selector, selections), prefixed(rule.span, "optional")]
     if of_weights:
         sharded = f"where they are, {WHAT_FSDP_MEANS} explains who gathers them"

@@ -91,7 +91,7 @@ def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]
                 continue
             line, own, one = statement.span, part.span, f"{part.which.kind} block"
             words = own_words(part).partition(" ")[2]
-            has, help = "has no blocks", f"if that is as it should be, write `optional {line.one_line}`"
+            has, help = "has no blocks", f"if that is intended, write `optional {line.one_line}`"
             if count:
                 has = f"has {counted(count, 'block')}, and a share is rounded down"
                 help = f"write `{one}` for one of them"
@@ -116,7 +116,7 @@ def unanswerable(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
     for test in dict.fromkeys(test for test in tests_of(policy, *policy.statements) if column_of(test) in missing):
         yield diagnose(
             OLDER,
-            f"`{format_predicate(test)}` has no answer: the snapshot is older than that, and does not say the "
+            f"`{format_predicate(test)}` cannot be evaluated: an older policylang wrote the snapshot, without the "
             f"{column_of(test)} of its nodes",
             test.span,
             help="write the snapshot again with this policylang",
@@ -173,7 +173,7 @@ def time_errors(policy: Policy, times: NodeTimes | None, *, asked_for: bool, cop
         more = f", as {counted(len(others), 'other phrase is', 'other phrases are')}" if others else ""
         yield diagnose(
             NO_DEVICE,
-            f"`{words}` is about time{more}, and no device says how long anything takes",
+            f"`{words}` is about time{more}, and no device is given",
             span,
             help="write `device h100-sxm` into the policy, or plan it with `--device h100-sxm`, in Python with "
             f"`device=`; bundled are {', '.join(bundled_devices())}, and a profile of your own is "

@@ -537,7 +537,7 @@ class Meeting:
                 found, rules = differences.between(step.name, self._messages, contents)
                 raise _Ended(EndOfComparison.of(found, rules=rules))
             end = self._poll(lambda: self.store.end_of(self.keys), self.timeout, 0.02)
-            why = {first: "differs, and has not said how"}
+            why = {first: "differs, and has sent no details"}
             raise _Ended(end or EndOfComparison.of(differences.missing(self._mine, why)))
 
     def _publish(self, content: StepContent) -> None:
@@ -550,7 +550,7 @@ class Meeting:
             place = self._place(self._messages[rank])
             found = self._poll(lambda: self.store.read_content(place), min(_REPLY, self.timeout), 0.01)
             if found is None:
-                why = {rank: "has posted a digest, and not what is behind it"}
+                why = {rank: "has sent a digest without its content"}
                 raise _Ended(EndOfComparison.of(differences.missing(self._mine, why)))
             return found
 

@@ -153,7 +153,7 @@ def _change(before: float, after: float, dimension: Dimension) -> str:
 def barriers_text(barriers: Mapping[str, int]) -> str:
     """Unknown operators, each once."""
     calls = [f"{name} ×{count}" if count > 1 else name for name, count in barriers.items()]
-    return f"nothing is moved across operators that nobody knows: {', '.join(calls)}"
+    return f"nothing is moved across unknown operators: {', '.join(calls)}"
 
 
 _HEAD = ("line", "rule", "matched", "decided", "saved", "recomputed")

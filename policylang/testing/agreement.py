@@ -609,8 +609,8 @@ def _number_lines(results: Iterable[PathResult]) -> Iterator[str]:
             continue
         if numbers.agrees:
             yield (
-                f"{result.path} rounds otherwise than the plain model, within tolerance; "
-                "without the policy it gives the same bits as with it"
+                f"{result.path} rounds differently from the plain model, within tolerance; "
+                "its bits are the same with and without the policy"
             )
             continue
         if numbers.as_without_policy:
@@ -663,7 +663,7 @@ def _verdict(found: Agreement) -> str:
     refused = [result.path for result in found.results if result.ran is None]
     wrong = [result.path for result in found.results if result.ran is not None and not result.agrees]
     if not ran:
-        return "no path carries the policy out on this model"
+        return "no path applies the policy to this model"
     problems = []
     if wrong:
         problems.append(f"{joined(wrong)} {'is' if len(wrong) == 1 else 'are'} not the plain model")

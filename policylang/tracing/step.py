@@ -53,7 +53,7 @@ def trace_failure(error: Exception) -> PolicyGraphError:
     message = None
     if isinstance(error, tracing.data_dependence_errors()) or "get value out of a tracing tensor" in text:
         code = DATA_DEPENDENT
-        message = "the step decides by the values of a tensor what it does next, and a graph cannot"
+        message = "the step branches on the values of a tensor, which a graph cannot"
         help = (
             "replace `.item()`, `if tensor` and loops over data by tensor operators such as `torch.where`, "
             "or leave that part out of the traced step"
@@ -96,7 +96,7 @@ def check_loss(loss: object, parameters: Mapping[str, Tensor]) -> None:
         raise problem(
             NO_GRADIENT,
             "no parameter of the model requires a gradient",
-            help="call `requires_grad_()` on what is to be trained",
+            help="call `requires_grad_()` on the parameters to train",
         )
     if not loss.requires_grad:
         raise no_gradient(parameters)

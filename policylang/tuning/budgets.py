@@ -83,7 +83,7 @@ def read_size(given: Size, what: str) -> int | Diagnostic:
         return size
     if size >= 1:
         return int(size)
-    help = "a budget is more than nothing: `70 GiB`"
+    help = "a budget is more than 0: `70 GiB`"
     if size > 0:
         return diagnose(NO_BUDGET, f"the {what} of {_quoted(given)} is less than a byte", help=help)
     found = "negative" if size < 0 else "zero"
@@ -215,7 +215,7 @@ def unsuitable(facts: Facts, called: str) -> Diagnostic | None:
         message = f"{called} has no forward: what its backward reads is given to it"
     elif not any(facts.has(row, Flag.FEEDS_BACKWARD) for row in facts.forward):
         message = f"the backward of {called} reads nothing that its forward computes: there is nothing to decide"
-        help = "it takes what it takes; no policy changes that"
+        help = "no policy changes what it takes"
     else:
         return None
     return diagnose(UNSUITABLE, message, help=help)
@@ -299,7 +299,7 @@ def _too_high(found: Infeasible, under: Breakdown) -> Diagnostic:
         alone = f"{format_quantity(resident, 'bytes')} of parameters and buffers"
         peak = format_quantity(limit, "bytes")
         there = ", ".join(filter(None, (alone, said)))
-        message = f"a peak of {peak} is less than what is there before the step: {there}"
+        message = f"a peak of {peak} is less than what is alive before the step: {there}"
         fix = f"{help}; shard the parameters over more ranks to have less there"
         return diagnose(BELOW_PARAMETERS, message, help=fix, details=details)
     place = f", at `{found.smallest.peak_at}`" if found.smallest.peak_at else ""

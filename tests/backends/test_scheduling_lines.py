@@ -130,7 +130,7 @@ def test_a_line_that_finds_nothing_in_either_half_is_an_error() -> None:
     found = unanswered(ordered_plan(), ())
     assert [each.code for each in found] == ["APL419", "APL419"]
     assert found[0].message == (
-        "`prefetch all_gather 1 block ahead` picks `bucket0` in the joint graph, and nothing in the "
+        "`prefetch all_gather 1 block ahead` selects `bucket0` in the joint graph, and nothing in the "
         "forward or backward graph"
     )
 

@@ -146,7 +146,7 @@ def test_a_rule_and_its_parts(explain):
         (("--node", "x"), "no rule decides about `x`, which is a graph input"),
         (("--node", "b"), "no rule decides about `b`, which is a backward node"),
         (("--rule", "1"), "no rule of the policy begins in line `1`\nhelp: its rules begin in 2, 3, 4, 5"),
-        ((), "what is to be explained of `p.apl`? a node, or a rule"),
+        ((), "name what to explain of `p.apl`? a node, or a rule"),
     ],
 )
 def test_what_cannot_be_explained(explain, asked, said):
@@ -197,7 +197,7 @@ def test_what_becomes_of_several_nodes(explain):
         (("nowhere.apl",), "`nowhere.apl` is a policy"),
         (("-",), "`-` is a policy"),
         (("lama",), "`lama` is neither a diagnostic code nor a word of the language nor a policy that is here"),
-        (("p.apl", "--graph", "g.graph"), "what is to be explained of `p.apl`? a node, or a rule\n"
+        (("p.apl", "--graph", "g.graph"), "name what to explain of `p.apl`? a node, or a rule\n"
                                           "help: policylang explain p.apl --graph GRAPH --node NAME (or --rule LINE)"),
         (("p.apl", "--node", "mm"), "a node or a rule is explained of a policy on a graph"),
     ],

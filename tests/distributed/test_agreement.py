@@ -138,7 +138,7 @@ def test_a_rank_that_dies_between_planning_and_compiling_is_named_by_all_others(
     errors = [error for rank in (0, 1, 3) for error in every[rank]]
     for error in errors:
         assert error.startswith("PolicyDivergenceError\nerror[APL60")
-        assert "rank 2 did not say what is planned for a graph that rank" in error
+        assert "rank 2 sent no plan for a graph that rank" in error
         assert "= rank 2 has not come in 3 s" in error
 
 

@@ -211,7 +211,7 @@ def check_refusals(mesh: DeviceMesh) -> None:
     alone = Model()
     for layer in alone.layers:
         fully_shard(layer, mesh=mesh)
-    refused(AHEAD, alone, "APL387", "no module around the blocks", runs=True)
+    refused(AHEAD, alone, "APL387", "but not the model around the blocks", runs=True)
     whole = fully_shard(Model(), mesh=mesh)
     refused(AHEAD, whole, "APL388", "`Model` gathers more than one block at once")
     inside = Model()
@@ -222,10 +222,10 @@ def check_refusals(mesh: DeviceMesh) -> None:
     refused("prefetch (all_gather where bytes > 1 GiB) 1 block ahead", shard(Model(), mesh), "APL389", "no weight")
     refused(f"prefetch ({WEIGHTS} in layers.*.up) 1 block ahead", shard(Model(), mesh), "APL389", "a part of")
     refused(f"prefetch ({WEIGHTS} and time > 3 us) 1 block ahead", shard(Model(), mesh), "APL389")
-    refused(AHEAD, DistributedDataParallel(Model()), "APL387", "`DistributedDataParallel` does not")
+    refused(AHEAD, DistributedDataParallel(Model()), "APL387", "`DistributedDataParallel` cannot")
     first = Model()
     first.layers[0] = FullyShardedDataParallel(first.layers[0], device_id=torch.device("cpu"))
-    refused(AHEAD, first, "APL387", "`FullyShardedDataParallel` does not")
+    refused(AHEAD, first, "APL387", "`FullyShardedDataParallel` cannot")
     with pytest.raises(policylang.PolicyMatchError, match=r"made for the block \(Block\) alone"):
         policylang.context_fn(policylang.parse(AHEAD), Model().layers[0])
     under(shard(Model(), mesh), f"optional prefetch ({WEIGHTS} in layers.*.up) 1 block ahead")

@@ -70,7 +70,7 @@ TWO = [
     Fault("two rules are swapped", case.policies("save mm\nsave everything\n", "save everything\nsave mm\n"),
           (POLICIES, DECIDED), BOTH, never=("rank 0 saves it, rank 1 saves it",)),
     Fault("another text that comes to the same", case.policies(SAVE, SAVE + "optional save bmm\n"),
-          (POLICIES,), (*BOTH, "optional save bmm", "come to the same")),
+          (POLICIES,), (*BOTH, "optional save bmm", "decide the same")),
     Fault("a rule goes by a size of its own", case.batches(nets, case.batch(2), case.batch(64), RECOMPUTE + LARGE),
           (DECIDED,), ("`mm", "rank 0 recomputes it", "rank 1 saves it", "bytes > 1KiB")),
     Fault("an expectation fails", case.policies(SAVE, SAVE + "expect saved <= 1 B\n"),

@@ -201,7 +201,7 @@ def test_what_crosses_blocks_is_decided_alike_and_comes_back_as_early() -> None:
 def test_a_policy_that_no_path_can_carry_out() -> None:
     found = agree(*setup("mlp"), policylang.parse("save aten.convolution"))
     assert not found.agrees
-    assert str(found).endswith("no path carries the policy out on this model")
+    assert str(found).endswith("no path applies the policy to this model")
     assert [each.refused.diagnostics[0].code for each in found.results if each.refused] == ["APL301"] * 3
 
 
@@ -224,7 +224,7 @@ def _one_bit(gradient: Tensor) -> Tensor:
     ("change", "with_control", "said"),
     [
         (_one_bit, False, "flat COMPUTES something else: its bits are not those without the policy"),
-        (_one_bit, True, "flat rounds otherwise than the plain model, within tolerance"),
+        (_one_bit, True, "flat rounds differently from the plain model, within tolerance"),
         (lambda gradient: gradient + 1, True, "flat COMPUTES something else than the plain model, without the policy"),
     ],
     ids=["one bit", "one bit, without the policy too", "another number"],

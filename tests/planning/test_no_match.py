@@ -36,7 +36,7 @@ def test_the_message_names_the_rule_and_the_mend():
     found = only(planned(LAYERS, "recompute everything\nsave mm in encoder.*").diagnostics, "APL301")
     assert found.severity is Severity.ERROR
     assert found.message == "`save mm in encoder.*` matches nothing in this graph"
-    assert found.help == "if that is as it should be, write `optional save mm in encoder.*`"
+    assert found.help == "if that is intended, write `optional save mm in encoder.*`"
     assert (found.span.text, found.span.line) == ("mm in encoder.*", 2)
 
 
@@ -172,7 +172,7 @@ def test_a_graph_that_knows_no_parameters_is_told_which_gathers_it_has():
     for line in ("save all_gather where from parameter", "prefetch (all_gather where gathered buffer) 1 block ahead"):
         found = only(plan(parse_policy(line).policy, facts, HALF).diagnostics, "APL301")
         instead = "from input" if "from" in line else "gathered input"
-        said = f"where a graph does not say what its inputs are, `{instead}` picks 1; if that is as it should be"
+        said = f"in a graph that does not mark its inputs, `{instead}` selects 1; if that is intended"
         assert found.help.startswith(said)
         instead = line.replace("from parameter", instead).replace("gathered buffer", instead)
         assert "APL301" not in [each.code for each in plan(parse_policy(instead).policy, facts, HALF).diagnostics]

@@ -158,7 +158,7 @@ def test_a_value_that_the_backward_does_not_need_may_be_as_unsafe_as_it_likes():
 
 def test_every_reason_not_to_recompute_is_given():
     reasons = {
-        "writes": "it writes to one of its arguments, and recomputation would write again",
+        "writes": "it writes to one of its arguments, and recomputation would write twice",
         "effectful": "it has an effect beyond its result, and recomputation would repeat it",
         "reads_mutated": ("it reads memory that the graph changes, and recomputation would read other content"),
     }

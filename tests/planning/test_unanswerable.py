@@ -44,7 +44,9 @@ LACKING = evolve(facts_of(GATHERS), annotations=(), uncounted=(), data_sizes=())
 def test_what_a_file_cannot_answer_is_refused_by_name(text: str) -> None:
     found = plan(policylang.parse(text), LACKING, capabilities_for(LACKING.kind)).diagnostics
     (refused,) = [each for each in found if each.code == "APL358"]
-    assert refused.message.startswith("`annotated ap_must_save` has no answer: the snapshot is older than that")
+    assert refused.message.startswith(
+        "`annotated ap_must_save` cannot be evaluated: an older policylang wrote the snapshot"
+    )
     assert refused.span.text == "annotated ap_must_save"
 
 

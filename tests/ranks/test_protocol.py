@@ -217,7 +217,7 @@ def test_a_store_that_is_gone_is_said() -> None:
     gone = MessageStore(1, lambda: client)
     with (
         mock.patch.object(meeting, "message_store", return_value=gone),
-        pytest.raises(PolicyDivergenceError, match="cannot be reached any more") as told,
+        pytest.raises(PolicyDivergenceError, match="is gone, so the ranks cannot compare") as told,
         comparing("apply"),
     ):
         ranks_of(facts_for(1, [(0, 1)]), SAVE, "forward")
@@ -231,7 +231,7 @@ def test_what_no_rank_has_written_is_said(text: str) -> None:
     ours = MessageStore(0, lambda: store)
     with (
         mock.patch.object(meeting, "message_store", return_value=ours),
-        pytest.raises(PolicyDivergenceError, match="no message of policylang") as told,
+        pytest.raises(PolicyDivergenceError, match="has a foreign entry") as told,
         comparing("apply"),
     ):
         ranks_of(facts_for(0, [(0, 1)]), SAVE, "forward")

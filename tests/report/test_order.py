@@ -38,7 +38,7 @@ peak                     5.9 KiB        8.8 KiB
 in flight at most         1000 B          2 KiB
 
 no order of these collectives exposes less than 16 ms
-nothing is moved across operators that nobody knows: mylib.scan.default ×3, mylib.tell.default"""
+nothing is moved across unknown operators: mylib.scan.default ×3, mylib.tell.default"""
 DETAILS = """\
 line        scheduling line                           matched  moved  into
 mine.apl:2  bucket all_gather per block                     8      8     4
@@ -221,7 +221,7 @@ def test_a_report_says_what_the_order_came_to() -> None:
         "order       mine.apl:3 prefetch all_gather 1 block ahead: 4 collectives, 3 moved",
         "order         left: bucket0: nothing computes before it",
         "order       mine.apl:4 overlap collective up to 4 KiB in flight: 4 collectives, 0 moved",
-        "order       nothing is moved across operators that nobody knows: mylib.scan.default ×3, mylib.tell.default",
+        "order       nothing is moved across unknown operators: mylib.scan.default ×3, mylib.tell.default",
     ]
     assert from_plain(Report, json.loads(report.to_json())) == report
 

@@ -169,7 +169,7 @@ def test_a_budget_that_no_policy_meets(folder):
 def test_a_budget_below_the_parameters(folder):
     found = refused(policylang.PolicyMatchError, folder / "small.graph", peak="60 MiB")
     assert found.code == "APL626"
-    there = "a peak of 60 MiB is less than what is there before the step: 64 MiB of parameters and buffers"
+    there = "a peak of 60 MiB is less than what is alive before the step: 64 MiB of parameters and buffers"
     assert found.message == there
     with_state = refused(policylang.PolicyMatchError, folder / "small.graph", peak="150 MiB", optimizer="adamw")
     assert with_state.code == "APL626"

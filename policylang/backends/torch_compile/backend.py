@@ -77,7 +77,7 @@ WRONG_HOOK = refusals.Problem(
 )
 ORDER_NOT_KEPT = refusals.Problem(
     "APL344",
-    "the order that this line gives is not kept behind `custom_partitioner_fn`: Inductor sorts both graphs anew",
+    "`custom_partitioner_fn` cannot keep the order of this line: Inductor sorts both graphs anew",
     "compile with `policylang.backend`, which has Inductor keep it",
 )
 

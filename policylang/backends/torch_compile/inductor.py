@@ -170,8 +170,8 @@ OPTION_AGAINST_ORDER = Problem(
 )
 PASS_AGAINST_ORDER = Problem(
     "APL342",
-    "this torch takes one `{name}`, there is one already, and what keeps this line's order is another",
-    "leave it out, or this line; from torch 2.13 on both can be",
+    "this torch takes one `{name}`, and this line needs one beside yours",
+    "remove yours or this line; torch 2.13 and newer take both",
 )
 SETTING_TURNED_OFF = Problem(
     "APL343",
@@ -180,7 +180,7 @@ SETTING_TURNED_OFF = Problem(
 )
 TAKEN_APART = Problem(
     "APL348",
-    "compiled autograd takes the backward apart and compiles it anew, where this line's order is not kept",
+    "compiled autograd recompiles the backward, and does not keep the order of this line",
     "leave `torch._dynamo.config.compiled_autograd` off, or the line out",
 )
 

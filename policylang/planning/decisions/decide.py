@@ -276,7 +276,7 @@ def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | No
     if not flags & _SUSPECT:
         return None
     if flags & Flag.WRITES and not flags & Flag.REPEATABLE:
-        return "it writes to one of its arguments, and recomputation would write again"
+        return "it writes to one of its arguments, and recomputation would write twice"
     if flags & Flag.EFFECTFUL:
         return "it has an effect beyond its result, and recomputation would repeat it"
     if flags & Flag.DATA_DEPENDENT:

@@ -136,9 +136,9 @@ class _Offloads:
         facts, names = self.facts, self.facts.names
         root = self.roots[holder]
         if facts.ops[root] != "call_function":
-            return f"it looks into {names[root]}, which the graph is given: moving it would free nothing"
+            return f"it is a view of {names[root]}, an input of the graph: moving it would free nothing"
         if facts.shapes[holder] is None or facts.flags[holder] & Flag.MULTI_OUTPUT:
-            return "it is no single tensor"
+            return "it is not a single tensor"
         if not facts.bytes[holder]:
             return "it has no memory"
         if self.elsewhere and facts.devices[holder].startswith("cpu"):
@@ -205,7 +205,7 @@ def prefetch_diagnostics(
     text = line.span.one_line
     if not (needs.moved or policy.offloads or line.optional):
         message = f"`{text}` is about copies back from the host, and nothing is offloaded"
-        help = f"leave it out; if that is as it should be, write `optional {text}`"
+        help = f"leave it out; if that is intended, write `optional {text}`"
         fixes = [removed(line.span), prefixed(line.span, "optional")]
         yield diagnose(refusals.MATCHES_NOTHING, message, line.span, help=help, fixes=fixes)
     elif needs.moved and not blocks:

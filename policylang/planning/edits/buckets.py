@@ -455,7 +455,7 @@ class Buckets(EditPlanner[Bucket]):
 
     kind = "bucket"
     counted = "all_gather"
-    nothing_found = "no two collectives of this graph that it picks can be one"
+    nothing_found = "no two collectives that it selects in this graph can be one"
 
     def __init__(self, statement: Bucket, setting: Setting) -> None:
         super().__init__(statement, setting)

@@ -286,7 +286,7 @@ def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
         refusals.NOTHING_TO_REWRITE,
         f"`{text}` finds nothing to rewrite in this graph",
         span=statement.span,
-        help=f"if that is as it should be, write `optional {text}`",
+        help=f"if that is intended, write `optional {text}`",
         details=(f"{kind.counted}: {nodes}", kind.nothing_found),
         fixes=[prefixed(statement.span, "optional")],
     )
@@ -303,7 +303,7 @@ def all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
         refusals.REWRITES_REFUSED,
         f"`{text}` changes nothing: {all_of_them} refused",
         span=statement.span,
-        help=f"where that is as it should be, write `optional {text}`",
+        help=f"if that is intended, write `optional {text}`",
         details=tuple(listed),
         fixes=[prefixed(statement.span, "optional")],
     )

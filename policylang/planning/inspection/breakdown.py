@@ -103,8 +103,8 @@ class BlockGroup:
 
 
 _AS_IN_THE_GRAPH = (
-    "the operators are those of this graph: an eager checkpoint may hold a little more where the model writes in "
-    "place, or where autograd keeps what a compiler finds that nobody reads"
+    "the operators are those of this graph: an eager checkpoint may hold a little more, where the model writes in "
+    "place or autograd keeps values that a compiler drops"
 )
 
 

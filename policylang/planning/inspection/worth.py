@@ -273,7 +273,7 @@ def slowing_edits(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic
                 f"`{span.one_line}` slows the step on {plan.times.device.name}, from {step[0]} to {step[1]}: "
                 f"{exposed[1]} of it waits for collectives, without the line {exposed[0]}",
                 span,
-                help="leave it out where its collectives would leave a fast network for a slow one",
+                help="leave it out if its collectives would move from a fast network to a slow one",
                 details=first_lines(_edited_groups(plan.edits.of(each.statement).done, plan.before), _MOST_LINES),
                 fixes=[removed(span)],
             )

@@ -246,7 +246,7 @@ class _Mover:
         segments, row = self.segments, request.row
         used = segments.uses[row]
         if used < 0:
-            raise _StaysError("nothing computes with what it brings")
+            raise _StaysError("nothing computes with its result")
         first, _ = segments.ends(used)
         if segments.direction[used] != segments.direction_of[row] or used == first:
             backward = self.facts.phases[segments.first[used]] == Phase.BACKWARD

@@ -97,10 +97,10 @@ class OrderErrors:
         if all(_runs_a_graph(facts, row) for row in others):
             return diagnose(
                 INSIDE,
-                f"`{statement.span.one_line}` picks `{name}`, which runs an inner graph: collectives in "
+                f"`{statement.span.one_line}` selects `{name}`, which runs an inner graph: collectives in "
                 "it cannot be moved",
                 span,
-                help="pick collectives of this graph",
+                help="select collectives of this graph",
                 details=_where(facts, others),
             )
         more = f", nor are {len(others) - 1:,} more" if len(others) > 1 else ""
@@ -117,7 +117,7 @@ class OrderErrors:
         facts, text, span = self._traced, statement.span.one_line, statement.selector.span
         selections = self._selections.selections(facts)
         inside = Counter(facts.targets[row] for row in range(len(facts)) if _runs_a_graph(facts, row))
-        optional = f"if that is as it should be, write `optional {text}`"
+        optional = f"if that is intended, write `optional {text}`"
         fix = prefixed(statement.span, "optional")
         if inside:
             calls = listed([f"{name} ({count})" for name, count in sorted(inside.items())], _MOST_LINES)
@@ -280,7 +280,7 @@ class OrderErrors:
         which = "the only collective" if len(selected.rows) == 1 else f"all {len(selected.rows):,} collectives"
         return diagnose(
             TAKEN,
-            f"`{statement.span.one_line}` moves nothing: other lines override it for {which} it picks",
+            f"`{statement.span.one_line}` moves nothing: other lines override it for {which} it selects",
             statement.span,
             help="remove it, or let its selector pick others as well",
             fixes=[removed(statement.span)],
@@ -292,7 +292,7 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
     """A ``bucket`` line that makes no bucket. ``facts``: of the graph on which the first bucket line was planned."""
     text, span, count = statement.span.one_line, statement.span, counted(len(refused), "collective")
     reasons = {each.reason for each in refused}
-    optional = f"where that is as it should be, write `optional {text}`"
+    optional = f"if that is intended, write `optional {text}`"
     each_refused = first_lines([f"{' → '.join(each.collectives)}: {each.reason}" for each in refused], _MOST_LINES)
     if not refused:
         message = f"`{text}` finds nothing to join in this graph"

@@ -66,7 +66,7 @@ def other_origin_hint(selector: Selector, selections: Selections) -> str:
     wheres = (part for part in parts_first(selector, selections.lets) if isinstance(part, syntax.Where))
     for part, test in ((where, test) for where in wheres for test in predicates(where.predicate)):
         if isinstance(test, syntax.Is) and (found := _other_origin(test, part, selections)) is not None:
-            return f"where a graph does not say what its inputs are, `{found[0].name}` picks {found[1]:,}; "
+            return f"in a graph that does not mark its inputs, `{found[0].name}` selects {found[1]:,}; "
     return ""
 
 
@@ -180,7 +180,7 @@ def _test_hint(test: Predicate, part: syntax.Where, selections: Selections) -> s
 def _annotations_hint(facts: Facts) -> str:
     """The annotations that there are, the most frequent first."""
     if not facts.annotations:
-        return "; what is annotated is not known of this graph: its snapshot is older than that"
+        return "; this snapshot has no annotations: an older policylang wrote it"
     counts = Counter(name for row in facts.forward for name in facts.annotations[row])
     if not counts:
         return "; no forward node is annotated"

@@ -86,7 +86,7 @@ def test_a_function_is_stored_with_the_arguments_of_a_training() -> None:
     assert differences(expected, train(loaded, plainly)) == []
     assert policylang.report(its_own).saved == policylang.report(function).saved
     alone = pickle.loads(pickle.dumps(function))
-    with pytest.raises(PolicyGraphError, match="has no model") as caught:
+    with pytest.raises(PolicyGraphError, match="has lost its model") as caught:
         checkpoint(model.layers[0], batch(0), use_reentrant=False, context_fn=alone)
     assert caught.value.diagnostics[0].code == "APL394"
 
@@ -176,7 +176,7 @@ def test_pruned_and_quantized_weights_are_no_reason_to_warn() -> None:
 def test_a_shallow_copy_of_a_block_is_refused(copied: Callable[[nn.Module], nn.Module]) -> None:
     """As ``nn.DataParallel`` makes them, one a device: its checkpoint would run the weights of the block."""
     model = checkpointed(Model())
-    with pytest.raises(PolicyGraphError, match=r"a copy of `layers\.0`.*shares its checkpoint"):
+    with pytest.raises(PolicyGraphError, match=r"a copy of `layers\.0`.*shares the checkpoint"):
         copied(model.layers[0])(batch(0))
 
 

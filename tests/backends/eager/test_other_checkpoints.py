@@ -44,7 +44,7 @@ def wrapped(model: nn.Module) -> nn.Module:
     ("kind", "wrap", "said"),
     [
         (Around, lambda model: model, r"the checkpoint of `layers\.0` \(Layer\) is inside another one"),
-        (Reentrant, lambda model: model, r"`layers\.1` \(Layer\) runs with gradients in a backward alone"),
+        (Reentrant, lambda model: model, r"`layers\.1` \(Layer\) runs with gradients only in the backward"),
         (Model, wrapped, r"the checkpoint of `layers\.0` \(Layer\) is inside another one"),
     ],
 )
@@ -73,7 +73,7 @@ class InsideReentrant(Inside):
 @pytest.mark.parametrize("kind", [Inside, InsideReentrant])
 def test_a_block_all_of_which_runs_in_its_own_checkpoint_is_refused(kind: type[Layer]) -> None:
     model = checkpointed(Model(kind))
-    with pytest.raises(PolicyGraphError, match=r"all of `layers\.0` .* runs in another checkpoint inside") as caught:
+    with pytest.raises(PolicyGraphError, match=r"inside the policy's, runs all of `layers\.0`") as caught:
         plainly(model, 0)
     assert caught.value.diagnostics[0].code == "APL394"
 
@@ -84,7 +84,7 @@ def test_the_switch_of_a_trainer_beside_checkpoints_of_a_policy_is_refused() -> 
     inner.gradient_checkpointing_enable()
     policylang.checkpoint_model(inner, "llama3_sac")
     for _ in range(2):
-        with pytest.raises(PolicyGraphError, match="runs in another checkpoint"):
+        with pytest.raises(PolicyGraphError, match="another checkpoint, inside the policy's"):
             example.module(*example.inputs)
         function = policylang.context_fn("llama3_sac", inner)
         inner.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": function})
@@ -101,10 +101,10 @@ def test_a_switch_that_takes_the_place_of_the_function_is_named() -> None:
     enable({"use_reentrant": False, "context_fn": function})
     other = copy.deepcopy(inner)
     enable()  # as a trainer with the switch among its arguments
-    with pytest.warns(PolicyWarning, match=r"no checkpoint with the `context_fn` of the policy ran one \(APL426\)"):
+    with pytest.warns(PolicyWarning, match=r"none in a checkpoint with the policy's `context_fn` \(APL426\)"):
         example.module(*example.inputs).sum().backward()
     for subject in (inner, function):
-        with pytest.raises(PolicyGraphError, match="no checkpoint with the `context_fn`") as caught:
+        with pytest.raises(PolicyGraphError, match="none in a checkpoint with the policy's `context_fn`") as caught:
             policylang.report(subject)
         assert caught.value.diagnostics[0].code == "APL327"
     with warnings.catch_warnings():
