@@ -28,7 +28,7 @@ def snapshot(
     device: Device | None = None,
     compute_capability: Capability | None = None,
 ) -> tuple[Path, ...]:
-    """Write the facts of a graph to a file, and return the paths. A plan on the file equals the plan on the graph.
+    """Write the facts of a graph to the file ``path``, and return the files. A plan on it equals one on the graph.
 
     ``subject`` is a graph module (joint, flat, or the forward or backward graph of a partition), what
     ``policylang.trace_step`` returned, or a model compiled under a policy, its backend or its partitioner, once the

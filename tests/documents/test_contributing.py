@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says of the house, held against the house."""
+"""What CONTRIBUTING.md says of the package is true of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rows_below(heading: str) -> list[list[str]]:
 
 def test_every_room_is_in_the_table() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
-    assert {row[0].strip("`/") for row in rows_below("The road")} == rooms
+    assert {row[0].strip("`/") for row in rows_below("Stages")} == rooms
 
 
 def test_at_the_root_stand_the_public_names_the_errors_and_nothing_else() -> None:
