@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 examples/fsdp2_eager.py none            # without any: the same losses, to the last bit
 
 One GPU a rank and NCCL where there are as many GPUs as ranks, gloo and the CPU otherwise. `include <fsdp>` in the
-policy is held against `reshard_after_forward`: `fully_shard` gathers the weights, and gathers them again, by itself.
+policy is compared with `reshard_after_forward`: `fully_shard` gathers the weights itself, in forward and backward.
 """
 
 from __future__ import annotations

@@ -49,6 +49,10 @@ _OTHERS = 60_000
 """Nodes that are planned in any case, in whole graphs."""
 _LOW = 1.1
 """Up to so many times the least composed bytes, the smallest candidate counts with its simulated figures."""
+_NOTICED = 1e-4
+"""The share of the peak, of the step and of the forward's time below which a line changes nothing that counts."""
+_MAY_BE_IDLE = 0.01
+"""The share of the peak above which no line is tried: much of what it decides may be needed by nobody."""
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
@@ -211,16 +215,40 @@ class Tuner:
         if more is not None and more.price >= chosen.price:
             more = None
         rows = undominated(self._evaluated, lambda each: self.memory(each, budget))
+        written = self._without_idle_lines(chosen, budget)
         return Tuned(
             budget=budget,
             besides=self.besides,
-            chosen=chosen,
+            chosen=written,
             less=less,
             more=more,
-            table=tuple(rows),
+            table=tuple(written if each is chosen else each for each in rows),
             bound=bound_at(self.hull, chosen.saved + (chosen.offloaded if self.offload else 0)),
             forward=self.forward,
         )
+
+    def _without_idle_lines(self, chosen: Candidate, budget: Budget) -> Candidate:
+        """The same step in fewer lines: without those that decide little memory and change no figure noticeably. The
+        last line first: a line may need the ones above it."""
+        lines, made = chosen.rules.splitlines(keepends=True), self.evaluation.planned(chosen.rules)
+        rules = [line for line in lines if "->" not in line and not line.startswith("blocks ")]
+        found, least, facts = chosen, _NOTICED * chosen.peak, self.facts
+        for line, outcome in reversed(tuple(zip(rules, made.rules if made is not None else (), strict=False))):
+            size = sum(facts.bytes[row] for row in outcome.decided if facts.storage_roots[row] == row)
+            if size >= _MAY_BE_IDLE * chosen.peak:
+                continue
+            other = self.evaluation.of("".join(each for each in found.rules.splitlines(keepends=True) if each != line))
+            if other is None or not self._fits(other, budget) or abs(other.step / found.step - 1) >= _NOTICED:
+                continue
+            changes = (getattr(other, name) - getattr(found, name) for name in ("peak", "saved", "offloaded"))
+            if max(map(abs, changes)) < least and other.price - found.price < _NOTICED * self.forward:
+                found = other
+        return found
+
+    def _fits(self, each: Candidate, budget: Budget) -> bool:
+        if budget.figure == "recompute time":
+            return each.price <= budget.limit * self.forward
+        return self.memory(each, budget) <= budget.limit
 
     @property
     def _evaluated(self) -> tuple[Candidate, ...]:
@@ -231,7 +259,7 @@ class Tuner:
         """The best planned candidate for the budget: ``first`` unless another beats it."""
         if budget.figure != "recompute time":
             return self._fastest_of((first, *self._evaluated), budget, budget.limit)
-        found = [each for each in (first, *self._evaluated) if each.price <= budget.limit * self.forward]
+        found = [each for each in (first, *self._evaluated) if self._fits(each, budget)]
         return min(found, key=lambda each: (self.memory(each, budget), each.price), default=None)
 
     def _fastest(self, budget: Budget, limit: float) -> Candidate | None:

@@ -386,3 +386,15 @@ def test_a_compiled_step_has_the_bits_that_it_had(name: str) -> None:
     tuned = policylang.backend(policylang.parse(text), inner="aot_eager")
     without = train(ZOO[name](), lambda model: torch.compile(model, backend="aot_eager"))
     assert_bitwise_equal(without, train(ZOO[name](), lambda model: torch.compile(model, backend=tuned)))
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("tutorial", "30%"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [("gpt2", "10%"), ("vit", "5%")])],
+)
+def test_a_tuned_policy_has_no_warnings(name: str, share: str) -> None:
+    """Lines that change nothing noticeably are left out: the workflow of the docs denies warnings."""
+    graph = f"docs/graphs/{name}.graph"
+    tuned = policylang.tune(graph, recompute_time=share, device="h100-sxm")
+    assert policylang.check(policylang.parse(tuned.text), graph=graph).diagnostics == ()
+    assert "# allow" not in tuned.text

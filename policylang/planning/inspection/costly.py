@@ -408,6 +408,7 @@ def _no_worth(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> It
         )
         changes = [
             plan.peak.bytes - other.peak.bytes,
+            _read(facts, needs.recomputed) - _read(other.facts, theirs.recomputed),
             *(getattr(needs, name) - getattr(theirs, name) for name in _MEMORY),
         ]
         slower = times[0].step / times[1].step - 1 if times[0] and times[1] else 0.0
@@ -422,6 +423,11 @@ def _no_worth(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> It
             help="remove the line",
             fixes=[removed(rule.span)],
         )
+
+
+def _read(facts: Facts, rows: Iterable[int]) -> int:
+    """The bytes that operators read: the price of a reduction, whose result is small and has no FLOPs."""
+    return sum(facts.bytes[each] for row in rows if not facts.flags[row] & Flag.VIEW for each in facts.inputs[row])
 
 
 _NEAR = 0.05
