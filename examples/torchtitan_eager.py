@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 examples/torchtitan_eager.py                # with examples/sac_fsdp.apl
     torchrun --nproc-per-node 2 examples/torchtitan_eager.py llama3_sac     # with a bundled policy
 
-Needs `torchtitan` and the triton that it imports, started where its checkout lies: the model's tokenizer and data come from there. TorchTitan shards
-the model with FSDP2 over all ranks, after the checkpoints are in place.
+Needs `torchtitan` and the triton that it imports, started where its checkout lies: the model's tokenizer and data come
+from there. TorchTitan shards the model with FSDP2 over all ranks, after the checkpoints are in place.
 """
 
 from __future__ import annotations
