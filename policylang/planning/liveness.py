@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from attrs import evolve, field, fields, frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, is_gradient
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, StepKind, is_gradient
 from policylang.language.shown import counted, format_quantity
 from policylang.planning.plan import Plan
 from policylang.planning.schedule import Checkpoints, held_and_rerun
@@ -43,7 +43,7 @@ class SavedForBackward:
     """By outcome, the values computed by the forward that the backward needs; of those that are left to PyTorch's
     partitioner also the ones that it needs if others of them are recomputed."""
     inputs: tuple[int, ...] = ()
-    """Graph inputs and constants that the backward reads: alive anyway."""
+    """What the backward reads and is alive anyway: graph inputs and constants, values that the forward holds."""
     symbolic: tuple[int, ...] = ()
     """Sizes, computed or given: kept as numbers."""
     contingent: tuple[int, ...] = ()
@@ -126,18 +126,37 @@ class BackwardCost(SavedForBackward):
 def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> BackwardCost:
     """The values that a save-all partition saves and recomputes under the plan, or under other decisions on its graph,
     with their cost."""
-    decided = plan.decisions if decisions is None else decisions
-    needs = with_checkpoints(backward_needs(plan.facts, decided), plan.facts, decided, plan.checkpoints)
-    return with_cost(needs, plan.facts, plan.block_of, len(plan.block_names))
+    if decisions is not None and decisions != plan.decisions:  # a plan works out its schedule once
+        plan = evolve(plan, decisions=decisions)
+    needs = with_checkpoints(backward_needs(plan.facts, plan.decisions), plan.facts, plan.decisions, plan.checkpoints)
+    return with_cost(as_scheduled(needs, plan), plan.facts, plan.block_of, len(plan.block_names))
+
+
+def as_scheduled(needs: SavedForBackward, plan: Plan) -> SavedForBackward:
+    """What a flat graph runs again by its schedule: all of a memory that is written in place, and nothing that the rest
+    of its forward holds anyway."""
+    if plan.facts.kind is not GraphKind.FLAT or plan.checkpoints is not None:
+        return needs
+    again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))
+    if again == frozenset(needs.recomputed):
+        return needs
+    held = (row not in again and recomputes(decision) for row, decision in enumerate(plan.decisions))
+    decided = [None if is_held else each for is_held, each in zip(held, plan.decisions, strict=True)]
+    return backward_needs(plan.facts, decided, also=again)
 
 
 def backward_needs(
-    facts: Facts, decisions: Sequence[Decision | None], on_recompute: Callable[[int], None] | None = None
+    facts: Facts,
+    decisions: Sequence[Decision | None],
+    on_recompute: Callable[[int], None] | None = None,
+    also: Iterable[int] = (),
 ) -> SavedForBackward:
     """Walk the graph once, last node first, so that all readers of a value are known when it is reached.
     ``on_recompute`` is called with each node about to be recomputed, before that is final; it may replace the decision
-    on this node or on earlier ones."""
+    on this node or on earlier ones. ``also``: nodes that the backward needs whether or not it reads them."""
     need = bytearray(_read_by_backward(facts))
+    for row in also:
+        need[row] = CERTAINLY
     flags, is_symbolic = facts.flags, Flag.SYMBOLIC
     found: dict[Outcome, list[int]] = {each: [] for each in (KEPT, RECOMPUTED, ON_HOST, LEFT_TO_MIN_CUT)}
     inputs, symbolic, contingent = list[int](), list[int](), list[int]()

@@ -17,7 +17,7 @@ from policylang.planning.digest import plan_digest
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations import check_expectations, incomplete_figures
-from policylang.planning.liveness import with_checkpoints, with_cost
+from policylang.planning.liveness import as_scheduled, with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.schedule import (
@@ -111,7 +111,8 @@ def plan(
         block_names=blocks.names,
         checkpoints=checkpoints,
     )
-    cost = with_cost(needs, facts, blocks.block_of, len(blocks.names))
+    counted = as_scheduled(needs, made) if policy.expectations else needs
+    cost = with_cost(counted, facts, blocks.block_of, len(blocks.names))
     expectations, failures = check_expectations(made, policy.expectations, selections, cost)
     check_cancelled()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))

@@ -5,8 +5,12 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import policylang
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts, Flag, Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, Phase, Schedule, StepKind
+from policylang.planning.capabilities import capabilities_for
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.planner import plan
 from policylang.planning.schedule import Ahead, build_schedule
 from tests.planning.schedule_reference import reference_schedule
 from tests.planning.strategies import graphs
@@ -89,6 +93,26 @@ def test_copies_back_start_so_many_blocks_ahead(
     block_of = [blocks[row * len(blocks) // len(facts)] for row in range(len(facts))]
     found = list(build_schedule(facts, again, moved, Ahead(ahead, block_of)))
     assert found == reference_schedule(facts, again, moved, (ahead, block_of))
+
+
+POLICIES = ("undecided -> recompute", "save mm\nundecided -> recompute", "recompute every 2nd everything")
+
+
+@given(numbers, st.sampled_from(POLICIES), st.integers(2, 6))
+@drawing
+def test_what_is_counted_as_recomputed_is_what_the_schedule_runs_again(
+    drawn: list[int], text: str, segments: int
+) -> None:
+    """A value that the rest of the forward holds is read as it is: it counts as recomputed no more than what it is
+    computed from."""
+    facts = collect(random_flat(drawn, segments).gm)
+    made = plan(policylang.parse(text), facts, capabilities_for(facts.kind, None))
+    needs = saved_and_recomputed(made)
+    assert list(needs.recomputed) == sorted(set(made.schedule.rows_of(StepKind.SECOND_RUN)))
+    read = {source for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD for source in facts.inputs[row]}
+    read = read.union(*(facts.inputs[row] for row in needs.recomputed))
+    kept = {row for row in read if facts.forward_mask[row] and not facts.flags[row] & Flag.SYMBOLIC}
+    assert kept.difference(needs.recomputed).issuperset(needs.saved)
 
 
 @given(numbers, fates, st.integers(2, 6))
