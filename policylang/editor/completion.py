@@ -75,27 +75,15 @@ def offers_at(place: WordPlace) -> tuple[Iterator[WordOffer], bool]:
 # --- what the places take ---
 
 
-def _keywords(place: WordPlace) -> Iterator[WordOffer]:
-    yield from keyword_offers(place.cursor)
-
-
-def _nothing(place: WordPlace) -> Iterator[WordOffer]:
-    yield from ()
+def _words(*words: str) -> Offers:
+    """Names that the grammar leaves to the statement."""
+    return lambda place: (WordOffer(word, Kind.Keyword) for word in words)
 
 
 def _policy_name(place: WordPlace) -> Iterator[WordOffer]:
     path = place.state.document.path
     if path is not None and is_policy_name(path.stem):
         yield WordOffer(path.stem, Kind.Value, "the name of the file")
-
-
-def _words(*words: str) -> Offers:
-    """Names that the grammar leaves to the statement."""
-
-    def offers(place: WordPlace) -> Iterator[WordOffer]:
-        yield from (WordOffer(word, Kind.Keyword) for word in words)
-
-    return offers
 
 
 def _dims(place: WordPlace) -> Iterator[WordOffer]:
@@ -122,12 +110,6 @@ def _selector(place: WordPlace) -> Iterator[WordOffer]:
     yield from (each for each in operators if not each.elsewhere)
     yield from present
     yield from operators
-
-
-def _expectation(place: WordPlace) -> Iterator[WordOffer]:
-    yield from limit_offers()
-    yield from keyword_offers(place.cursor)
-    yield from _selector(place)
 
 
 def _recomputed(place: WordPlace) -> Iterator[WordOffer]:
@@ -164,14 +146,6 @@ def _kinds_of_flag(place: WordPlace) -> Iterator[WordOffer]:
     yield from keyword_offers(place.cursor)
 
 
-def _subject(place: WordPlace) -> Iterator[WordOffer]:
-    yield from subject_offers(place.index, place.before)
-
-
-def _value(place: WordPlace) -> Iterator[WordOffer]:
-    yield from value_offers(place.index, place.cursor, str(place.cursor.words[-2]))
-
-
 def _measured(cursor: Cursor) -> str:
     """The quantity that the figure at the cursor limits, or is compared with."""
     kinds = cursor.kinds
@@ -183,6 +157,10 @@ def _measured(cursor: Cursor) -> str:
     return str(cursor.words[at - 1]) if "PER" not in kinds[at:] else "bytes"
 
 
+def _subject(place: WordPlace) -> Iterator[WordOffer]:
+    return subject_offers(place.index, place.before)
+
+
 def _figure(place: WordPlace) -> Iterator[WordOffer]:
     measured = _measured(place.cursor)
     for offer in figure_offers(place.cursor, measured):
@@ -191,22 +169,12 @@ def _figure(place: WordPlace) -> Iterator[WordOffer]:
             yield WordOffer(f"{offer.text} of forward", offer.kind)
 
 
-def _stage(place: WordPlace) -> Iterator[WordOffer]:
-    yield from _figure(place)
-    yield WordOffer("auto", about="flag:crosses cut")
-
-
-def _peak_share(place: WordPlace) -> Iterator[WordOffer]:
-    yield from figure_offers(place.cursor, "saved")
-
-
 def _units(place: WordPlace) -> Iterator[WordOffer]:
     yield from unit_offers(_measured(place.cursor) if "WITHIN" not in place.cursor.kinds else "saved")
     yield from (each for each in keyword_offers(place.cursor) if each.text != "%")
 
 
-def _whole(place: WordPlace) -> Iterator[WordOffer]:
-    yield WordOffer("step" if _measured(place.cursor) == "exposed" else "forward")
+_AUTO = WordOffer("auto", about="flag:crosses cut")
 
 
 @frozen
@@ -236,32 +204,45 @@ _PLACES = (
     _Row("REQUIRES", "COMPARISON", "", _words(".".join(map(str, LANGUAGE_VERSION)))),
     _Row("INCLUDE", "INCLUDE", "", lambda place: include_offers(place.state.document.path, place.cursor)),
     _Row("DEVICE", "DEVICE", "", lambda place: device_offers(place.state.document.path, place.cursor)),
-    _Row("LET", "LET", "", _nothing),
+    _Row("LET", "LET", "", _words()),
     _Row("BLOCKS", "BLOCKS", "STRING", _modules, grows=True),
     _Row("UNDECIDED", "ARROW", "", _words(*FATES)),
     *(_Row(kind.terminal(), kind.terminal(), "", _words(*kind.named)) for kind in KINDS if kind.named),
     *(_Row(kind.terminal(), "OVER COMMA", "", _dims) for kind in KINDS if kind.is_over_dims),
     _Row("FUSE", "NAME", "NAME", _words("chains")),
-    _Row("EXPECT", "EXPECT", "", _expectation, grows=True),
+    _Row(
+        *("EXPECT", "EXPECT", ""),
+        lambda place: chain(limit_offers(), keyword_offers(place.cursor), _selector(place)),
+        grows=True,
+    ),
     _Row("EXPECT", "RECOMPUTED", "NAME", _recomputed),
     _Row("PREFETCH", "BLOCK BLOCKS", "NAME", _words("ahead")),
     _Row("OVERLAP", "OF", "NAME -EVERYTHING", _words("peak")),
-    _Row("OVERLAP", "WITHIN", "", _peak_share, grows=True),
-    _Row("EXPECT", "OF", "NAME -EVERYTHING", _whole),
+    _Row("OVERLAP", "WITHIN", "", lambda place: figure_offers(place.cursor, "saved"), grows=True),
+    _Row(
+        "EXPECT",
+        "OF",
+        "NAME -EVERYTHING",
+        lambda place: _words("step" if _measured(place.cursor) == "exposed" else "forward")(place),
+    ),
     _Row("", "IS", "", _kinds_of_flag),
     _Row("", "NOT", "-IS", _kinds_of_flag),
     _Row("", "FROM", "NAME -ORDINAL", _kinds_of_flag),
     _Row("", "", "IS NOT", _predicate),
     _Row("", "NAME", "CUT", _subject),
     _Row("", "PATH USERS INPUTS MODULE", "COMPARISON -OR", _subject),
-    _Row("", "COMPARISON", "STRING", _value, grows=True),
+    _Row(
+        *("", "COMPARISON", "STRING"),
+        lambda place: value_offers(place.index, place.cursor, str(place.cursor.words[-2])),
+        grows=True,
+    ),
     _Row("", "COMPARISON", "", _figure, grows=True),
-    _Row("", "PER", "NUMBER", _stage, grows=True),
+    _Row("", "PER", "NUMBER", lambda place: chain(_figure(place), (_AUTO,)), grows=True),
     _Row("", "UP_TO", "", _figure, grows=True),
     _Row("", "INT NUMBER", "NAME PERCENT", _units),
     _Row("", "IN OUTSIDE", "STRING", _modules, grows=True),
     _Row("", "", "EVERYTHING", _selector, grows=True),
-    _Row("", "", "", _keywords),
+    _Row("", "", "", lambda place: keyword_offers(place.cursor)),
 )
 """The first row that matches decides."""
 
