@@ -183,8 +183,7 @@ def no_budget(device: DeviceProfile) -> Diagnostic:
 
 
 def _in_a_policy(device: DeviceProfile, named: str | None, folder: Path) -> str:
-    """A profile as a policy in a folder names it: a bundled one by its name, a file by its path from there; empty where
-    it is neither."""
+    """A profile as a policy in a folder names it: bundled by name, a file by its path; empty where it is neither."""
     found = find_device(device.name if named is None else named, Path())
     if isinstance(found, Diagnostic):
         return ""

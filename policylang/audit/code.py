@@ -86,8 +86,7 @@ def steps_of(graph: fx.Graph) -> tuple[CommunicationStep, ...]:
 
 
 def between(steps: Sequence[CommunicationStep], *, alone: bool = False) -> dict[int, int]:
-    """By collective, the number of kernels between its start and its first wait. ``alone``: counts only products that
-    stay in place."""
+    """By collective, the kernels from its start to its first wait. ``alone``: only products that stay in place."""
     found: dict[int, int] = {}
     since: dict[int, int] = {}
     total = 0
@@ -103,8 +102,7 @@ def between(steps: Sequence[CommunicationStep], *, alone: bool = False) -> dict[
 def differences(
     planned: Sequence[CommunicationStep], found: Sequence[CommunicationStep], half: str
 ) -> Iterator[Diagnostic]:
-    """The difference between the communication order of generated code and of its graph. ``half``: ``forward`` or
-    ``backward``."""
+    """How the communication in generated code is ordered unlike its graph. ``half``: ``forward`` or ``backward``."""
     for at, (expected, came) in enumerate(zip_longest(planned, found)):
         # code may name a group by an object, which identifies nothing here
         named = expected and came and expected.group and came.group
@@ -278,8 +276,7 @@ class CodeAudit:
             self.planned[half].append(steps_of(graph))
 
     def reader(self, graph: fx.Graph, *, is_backward: bool) -> Callable[[str], list[Diagnostic]]:
-        """Reads a graph as Inductor receives it, before Inductor changes it, and returns the check of the code made of
-        it."""
+        """Reads a graph as Inductor receives it, and returns the check of the code that is made of it."""
         return partial(self.check, HALVES[is_backward], arrived=steps_of(graph))
 
     def check_loaded(self, codes: Iterable[tuple[bool, str]]) -> list[Diagnostic]:

@@ -1,5 +1,4 @@
-"""Audits the result of each path: forward and backward graph, rematerialised flat graph, memory held by an eager
-block."""
+"""Audits the result of each path: forward and backward graph, rematerialised flat graph, memory of an eager block."""
 
 from __future__ import annotations
 

@@ -109,8 +109,7 @@ def turned_around(facts: Facts, nodes: Sequence[fx.Node]) -> Iterator[Late]:
 
 
 def _of_memory(facts: Facts, nodes: Mapping[int, fx.Node]) -> Iterator[Late]:
-    """A node that reads or writes memory is in order if as many writes to that memory ran before it as planned. Views
-    may run at any time."""
+    """In order is a node before which as many writes to its memory ran as planned. Views may run at any time."""
     roots: dict[fx.Node, fx.Node] = {}  # node to the node whose memory it views
     for _, node in sorted(nodes.items()):
         if aliased := effects(node)[0]:
@@ -260,8 +259,7 @@ class _OrderReader:
                 yield _differs(NOT_THE_COLLECTIVES, f"`{node.name}` reads {more}, where the plan has it read {fewer}")
 
     def _value(self, node: fx.Node) -> str:
-        """The plan's name for a node's result: a copy from the host is the value that was sent, as far as edges
-        lead."""
+        """The plan's name for a node's result: a copy from the host is the value that was sent, as far as edges go."""
         value = node
         while value.op == "call_function" and (called := describe(value.target).name) in (*STARTS, HOST_COPY_WAIT):
             source = value.args[1 if called == HOST_COPY_WAIT else 0]
@@ -314,8 +312,7 @@ class _OrderReader:
                 yield _RUN, node.name
 
     def _is_of_plan(self, node: fx.Node, row: int) -> bool:
-        """A node is the one that the plan calls by its name: torch may reuse the name of an operator that it
-        wrapped."""
+        """The node is the one that the plan calls by its name: torch may reuse that of an operator that it wrapped."""
         return self._is_subject(row) or describe(node.target).name == self.facts.targets[row]
 
     def _said(self, step: GraphStep) -> str:

@@ -51,15 +51,13 @@ class HostCopy:
 
 @define
 class Found:
-    """The nodes that run, read off the actual graph. Values are nodes of the planned facts; positions are indices into
-    ``order``."""
+    """The nodes that run, read off the actual graph. Values are nodes of the planned facts; ``order`` has positions."""
 
     order: list[str] = field(factory=list)
     begins: int = 0
     """The position of the first backward node."""
     crossing: dict[int, int] = field(factory=dict)
-    """Forward values and inputs that the backward reads, recomputation included, by the last position that reads
-    them."""
+    """Forward values and inputs that the backward reads, recomputation included, by the last position that does."""
     saved: list[int] = field(factory=list)
     """The tensors among these that the forward computes, in graph order."""
     held: dict[int, int] = field(factory=dict)
@@ -149,8 +147,7 @@ class Expected:
 
 @frozen
 class Wording:
-    """A path's sentences. ``{node}`` is the node that differs, ``{found}`` and ``{expected}`` its actual and planned
-    treatment."""
+    """A path's sentences. ``{node}`` differs, ``{found}`` and ``{expected}`` are its actual and planned treatment."""
 
     sentence: str
     help: str
@@ -178,8 +175,7 @@ class Wording:
 def runs_otherwise(
     say: Wording, plan: Plan, expected: Expected, saved: Iterable[int], found: Found
 ) -> Iterator[Diagnostic]:
-    """Values saved, recomputed or placed otherwise than planned. ``saved``: values kept for the backward, host copies
-    included."""
+    """Values saved, recomputed or placed otherwise than planned. ``saved``: for the backward, host copies included."""
     now, again = frozenset(saved), frozenset(found.recomputed)
     for code, rows, happened in (
         (SAVED_UNPLANNED, now.difference(expected.may_save), "was saved"),

@@ -33,8 +33,7 @@ class ScheduledLine(ReportedLine):
     matched: int
     """The number of collectives that it picks."""
     moved: int
-    """Collectives that joined others, for a ``bucket`` line; for other lines, those that start earlier or are awaited
-    later because of it."""
+    """Of a ``bucket`` line, collectives that joined others; else those that start earlier or are awaited later."""
     buckets: int = 0
     """The number of buckets that a ``bucket`` line made."""
     left: dict[str, tuple[str, ...]] = field(factory=dict)
@@ -98,8 +97,7 @@ class OrderAccount:
 
 
 def order_account(plan: Plan, half: str = "") -> OrderAccount | None:
-    """The account of a plan's order; None if the policy has no scheduling lines, the path applies none, or there is
-    nothing to order."""
+    """The account of a plan's order; None without scheduling lines, a path that orders, or anything to order."""
     from policylang.planning.inspection.communication import communication  # few policies ask for what it imports
 
     found = communication(plan)
@@ -151,8 +149,7 @@ def _totals(step: StepInOrder) -> StepTotals:
 
 
 def order_figures(orders: Sequence[OrderAccount]) -> dict[str, int | float]:
-    """Totals over whole planned graphs: sums, and maxima of memory alive and in flight. Empty without scheduling lines;
-    no times without a device."""
+    """Sums over whole planned graphs, and the most memory alive and in flight. Without scheduling lines empty."""
     whole = [account for account in orders if not account.half]
     if not whole:
         return {}
@@ -378,8 +375,7 @@ class Report:
     rewrites: tuple[RewriteReport, ...] = ()
     """An entry for each ``fuse``, ``collapse`` and ``bucket`` line."""
     orders: tuple[OrderAccount, ...] = ()
-    """For a policy with scheduling lines: the whole planned step, then the orders applied to the forward and the
-    backward graph."""
+    """With scheduling lines: the whole planned step, then the orders applied to the forward and the backward graph."""
     by_fsdp: tuple[FsdpOrderReport, ...] = ()
     """In eager under FSDP2, the results of `prefetch` lines."""
     expectations: tuple[ExpectationReport, ...] = ()
@@ -406,8 +402,7 @@ class Report:
     uncounted_recomputed: dict[str, int] = field(factory=dict)
     """Recomputed ones; empty before a partition."""
     operators: int = 0
-    """The operators of a separate forward or backward graph, or of a graph without a backward, counted like
-    decisions."""
+    """The operators of a forward or backward graph, or of a graph without a backward, counted like decisions."""
     device: str | None = None
     """The profile that seconds are worked out from, by its name; None where the policy has none."""
     forward_seconds: float | None = None

@@ -1,5 +1,4 @@
-"""The ``half`` path: applies the edits and the order of a policy to one graph of a finished partition, whose saved
-values are decided."""
+"""The ``half`` path: a policy's edits and order on one graph of a partition whose saved values are decided."""
 
 from __future__ import annotations
 

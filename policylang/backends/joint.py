@@ -347,8 +347,7 @@ class JointPartitioner:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split ``gm``; ``options`` (such as Inductor's ``compiler``) do not bear on a plan. Raises as
-        :meth:`partition` does."""
+        """Split ``gm``; ``options`` (such as Inductor's ``compiler``) change no plan. Raises as ``partition`` does."""
         partition = self.partition(
             gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
         )
@@ -457,8 +456,7 @@ class JointPartitioner:
 
     @property
     def for_inference(self) -> Callable[[fx.GraphModule], None] | None:
-        """Rewrites collectives in a graph without gradients, for which no partitioner is called; None where no line of
-        the policy holds on one."""
+        """Rewrites collectives in a graph without gradients, which has no partitioner; None where no line holds."""
         if not without_gradients(self.policy).rewrites:
             return None
         return lambda gm: _collect(rewrite_inference(gm, self.policy, root=self.root))

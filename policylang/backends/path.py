@@ -101,8 +101,7 @@ class BackendPath:
         return None
 
     def put_in_order(self, gm: fx.GraphModule, plan: Plan, seconds: dict[str, float]) -> None:
-        """Apply the planned order of collectives, and compare the graph with it; raise ``PolicyAuditError`` where they
-        differ."""
+        """Apply the planned order of collectives, and compare: raises ``PolicyAuditError`` where the graph differs."""
         if plan.order is None:
             return
         with timed(seconds, "order"):
@@ -133,8 +132,7 @@ class BackendPath:
         return done
 
     def report(self, subject: Any) -> Sequence[Findings] | None:
-        """The findings on a graph, a model or whatever else users hold, graph by graph; None
-        where it is not of this path."""
+        """The findings on a graph, a model or what else users hold, graph by graph; None if it is not of this path."""
         if isinstance(subject, fx.GraphModule):
             done = records.applied_plan(subject)
             return (findings_of(done),) if done is not None and done.path == self.name else None

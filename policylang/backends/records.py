@@ -96,15 +96,13 @@ class Findings:
     """Errors of this graph that another graph of the model may answer."""
     report: Report
     facts: Facts | None = field(default=None, repr=False)
-    """The facts of the graph as it was given, for snapshots; None for what an earlier process planned, since the
-    sidecar does not hold them."""
+    """The facts of the graph as given, for snapshots; None where an earlier process planned it."""
     rewritten: Facts | None = field(default=None, repr=False)
     """The facts of the graph that the report is about, with all that ``fuse`` and ``collapse`` made."""
 
 
 def without_gradients(policy: Policy) -> Policy:
-    """The lines that hold on a graph without gradients: those that rewrite collectives in their place. None of them has
-    to find something there."""
+    """The lines that hold on a graph without gradients: rewrites of collectives in place. None must find something."""
     rewrites = tuple(evolve(each, optional=True) for each in policy.rewrites if not isinstance(each, Bucket))
     nothing: dict[str, Any] = {"rules": (), "undecided": None, "expectations": (), "scheduling": ()}
     return evolve(policy, **nothing, rewrites=rewrites, prefetch_offloaded=None)
@@ -242,8 +240,7 @@ class CompiledGraph:
     places: tuple[str, ...] = ()
     """The first few modules that its operators belong to."""
     findings: tuple[Findings, ...] = ()
-    """One for each partition: one in all, except for regions that torch partitions separately; of a graph without
-    gradients, its rewrites."""
+    """One for each partition, several where torch partitions regions; of a graph without gradients, its rewrites."""
     from_cache: bool = False
     """Inductor had it in its caches; what is known of it is in the sidecar."""
     sharded_aside: bool = False

@@ -87,8 +87,7 @@ def read_policy(name: str, facts: Facts | None = None) -> Policy:
 
 
 def read_stdin() -> Source | Diagnostic:
-    """The policy in the standard input, or why it cannot be read. What it includes is looked for from the current
-    folder."""
+    """The policy in the standard input, or why there is none. Its includes are looked for from the current folder."""
     return source_of(sys.stdin.buffer.read(MAX_FILE + 1), STDIN_NAME)
 
 
@@ -124,8 +123,7 @@ def planned(policy: Policy, facts: Facts, path: str | None, device: DeviceProfil
 
 
 def warn_of_devices(facts: Facts, *plans: Plan) -> None:
-    """Warn on the standard error if the graph has other kernels than the device that it trains on, and if the device
-    profile lacks a figure."""
+    """Warn on the standard error of kernels of another device in the graph, and of figures that a profile lacks."""
     from policylang.graph.traced_device import kernel_findings
 
     untold = (made.untold for made in plans if made.untold is not None)
@@ -142,8 +140,7 @@ def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
 
 
 def print_findings(found: CheckResult, form: str, summary: str = "", *, failed: bool) -> Exit:
-    """Print what was found in a format, for people with a last line that sums all up; the exit code that goes with
-    it."""
+    """Print what was found in a format, for people with a last line that sums it up; returns the exit code."""
     printed = RENDERERS[form](found).rstrip("\n")
     if form == "text":
         printed = "\n\n".join(filter(None, (printed, summary)))

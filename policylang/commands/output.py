@@ -61,8 +61,7 @@ def _width(text: str) -> int:
 
 
 def text_width(asked: int | None) -> int | None:
-    """The columns that text may have: those that were asked for, 0 for any number, else the terminal's; None where
-    there is no terminal."""
+    """The columns that text may have: as asked for, 0 for any number, else the terminal's; None without a terminal."""
     if asked is not None:
         return asked
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -92,8 +92,7 @@ SHOW_PLAN = "policylang.showPlan"
 
 
 def explained_node(state: State, node: str) -> str:
-    """The answer of ``policylang explain --node`` as Markdown, for a node, a glob of several, or a module. Empty
-    where the policy has no plan."""
+    """``policylang explain --node`` as Markdown, for a node, a glob of several, or a module; empty without a plan."""
     if state.graph is None:
         return ""
     try:
@@ -139,8 +138,7 @@ NODES_OF_RULE = "policylang.nodesOfRule"
 
 
 def nodes_of_rule(state: State, line: int) -> list[str]:
-    """The nodes that the rules on a line match, in graph order; lines count from 0, as in the protocol. Empty
-    where there is no rule, or no plan."""
+    """The nodes that the rules on a line match, in graph order; lines count from 0. Empty without a rule or a plan."""
     if state.graph is None:
         return []
     source, plan = state.document.source, state.graph.plan
@@ -425,8 +423,7 @@ def symbols(state: State) -> list[types.SymbolInformation]:
 
 
 def formatted(state: State) -> list[types.TextEdit] | None:
-    """The edit of the lines that canonical form changes, from the first to the last; None where a mistake leaves the
-    document without one."""
+    """The edit from the first to the last line that canonical form changes; None where a mistake rules one out."""
     source = state.document.source
     made = format_source(source).text
     if made is None:

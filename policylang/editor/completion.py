@@ -179,8 +179,7 @@ _AUTO = WordOffer("auto", about="flag:crosses cut")
 
 @frozen
 class _Row:
-    """The statement and the last words, in terminals; what the parser takes there, with a minus does not; and what is
-    offered then."""
+    """Statement and last words, in terminals; what the parser takes there (with a minus: does not); what is offered."""
 
     statement: str
     last: str
@@ -297,8 +296,7 @@ _NONE = types.CompletionList(is_incomplete=False, items=[])
 
 
 def completion(state: State, offset: int, *, trigger: str | None = None) -> types.CompletionList:
-    """At a character offset, what fits best first. ``trigger``: the character behind which the client asked by
-    itself."""
+    """At a character offset, what fits best first. ``trigger``: the character behind which the client asked itself."""
     cursors = cursors_at(state.document.source, offset)
     if not cursors or not _is_begun(cursors[0], trigger):
         return _NONE

@@ -445,8 +445,7 @@ _STALE = Article().say("The figure of the last text without mistakes.")
 
 
 def _labelled(state: State, start: int, end: int) -> Iterator[tuple[GraphState, Statement | None, int, str]]:
-    """Statements with the character offsets of their ends and their labels, then None with the totals; nothing where
-    the text has no plan."""
+    """Statements with the offsets of their ends and their labels, then None with the totals; nothing without a plan."""
     graph = state.graph
     if graph is None or state.text.loaded.policy is None:
         return

@@ -475,8 +475,7 @@ class OpenDocuments:
         self.settled_now(state)
 
     async def _weigh(self, opened: OpenDocument, state: State, graph: GraphState) -> None:
-        """Weigh rules and scheduling lines, a plan a line, when nothing else is to be done. After each
-        step there is more to show."""
+        """Weigh rules and scheduling lines, a plan a line, when nothing else is to do. Each step gives more to show."""
         try:
             for step in graph.steps_of_weighing():
                 await self._worker.do_when_idle(step, lambda: self._is_current(opened))

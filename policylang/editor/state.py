@@ -163,8 +163,7 @@ class GraphIndex:
 
     @property
     def facts(self) -> Facts:
-        """The caller holds them: an index that held them would keep its cache entry alive, and with it every
-        snapshot."""
+        """The caller holds them: an index that held them would keep its cache entry, and with it every snapshot."""
         found = self._facts()
         assert found is not None
         return found
@@ -436,8 +435,7 @@ class StaleHint:
 
 @frozen(slots=False)
 class State:
-    """The data of every answer. ``graph`` is None where no snapshot is set, none can be read, or the text has
-    errors."""
+    """The data of every answer. ``graph`` is None without a snapshot that can be read, or where the text has errors."""
 
     document: Document
     text: TextState

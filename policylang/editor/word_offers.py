@@ -382,8 +382,7 @@ def _bare(called: Tree, taken: set[str]) -> dict[str, Count]:
 
 
 def _written(namespace: str, name: str, taken: set[str]) -> str:
-    """A name alone means an operator of any namespace, but for Python's own functions: those it means only where no
-    tensor operator has it."""
+    """A name alone means any namespace's operator; a Python function only where no tensor operator has the name."""
     plain = namespace == PLAIN_FUNCTIONS and any(
         name in names for space, names in manifest().namespaces.items() if space != PLAIN_FUNCTIONS
     )

@@ -31,8 +31,7 @@ class Chains:
         self.facts = facts
 
     def after(self, rows: Iterable[int]) -> list[int]:
-        """The nodes that follow any of the nodes on its line, in graph order; a node itself only if it follows
-        another."""
+        """The nodes that follow any of the nodes on its line, in graph order; a node itself if it follows another."""
         return self._walk(rows, self.next)
 
     def before(self, rows: Iterable[int]) -> list[int]:

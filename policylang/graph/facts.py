@@ -259,8 +259,7 @@ class Column:
     """The nodes of a rewritten graph that are blank; the others copy the value of their source node."""
     stored: Stored = Stored.VALUES
     later: bool = False
-    """A snapshot may lack it: the column is then empty, and a test that needs it is refused with an error that names
-    it."""
+    """A snapshot may lack it: the column is then empty, and a test that needs it is refused by name."""
 
 
 @frozen
@@ -383,8 +382,7 @@ class Facts:
     torch_version: Annotated[str, OfGraph(_is_text)] = ""
     lost_records: Annotated[tuple[LostMarker, ...], OfGraph(_tuple_of(_is_lost_marker))] = ()
     annotations: Annotated[Sequence[tuple[str, ...]], Column(_tuple_of(_is_text), blank=(), later=True)] = ()
-    """The names that somebody has set on a node (``node.meta["custom"]``) to anything but False, in order; policylang's
-    own are left out."""
+    """Names that somebody has set on a node (``node.meta["custom"]``) to anything but False, ours left out."""
     uncounted: Annotated[Sequence[str], Column(_is_text, blank="", blank_for={_NEW, _PART}, later=True)] = ()
     """The operators of a call whose work is not in :attr:`flops`: those that could do matrix work and have no FLOP
     formula (``could_do_matrix_work``). Empty where there are none, mostly the one that is called."""
@@ -508,8 +506,7 @@ def read_by_backward(phases: Sequence[int], inputs: Sequence[tuple[int, ...]], o
 
 
 def uncounted_operators(facts: Facts, rows: Iterable[int]) -> dict[str, int] | None:
-    """The operators among some nodes whose work :attr:`Facts.flops` does not count, and how many calls; None if an
-    older snapshot lacks them."""
+    """The operators among some nodes that :attr:`Facts.flops` does not count, and their calls; None if unknown."""
     column = facts.uncounted
     if not column and len(facts):
         return None

@@ -127,8 +127,7 @@ class SavedMarker:
     partly: bool = False
     """Part of a tuple was saved and the rest recomputed, which no decision expresses."""
     stands_for: Sequence[int] = ()
-    """Numbers of the saved views of this value. Compilers drop views that change nothing, and the memory is this
-    value's."""
+    """Numbers of the saved views of this value: compilers drop views that change nothing, and the memory is its own."""
 
     def annotation(self) -> dict[str, Any]:
         return asdict(self)
@@ -224,8 +223,7 @@ class _Group:
         return len({find_root(parents, row) for row in self.results}) == len(self.results)
 
     def saved(self) -> Iterator[int]:
-        """The nodes of the value that the marker's partition saved; for a copy that this graph lacks, the value
-        itself."""
+        """The nodes of the value that the marker's partition saved; for a copy that this graph lacks, the value."""
         if self.marker.value or (self.marker.copies and not self.copies):
             yield from self.values()
         if self.marker.copies:
@@ -236,8 +234,7 @@ class _Group:
 
 
 def _add_missing(groups: Sequence[_Group], found: FoundMarkers) -> None:
-    """Replaces the markers of one partition that no forward node carries by the value they are views of, or reports
-    them as lost."""
+    """Replaces a partition's markers that no forward node carries by the value that they view, or reports them."""
     count = groups[0].marker.count
     present = {group.marker.number: group.marker for group in groups}
     stand_ins = {number: group for group in groups for number in group.marker.stands_for if group.stands_in()}

@@ -115,8 +115,7 @@ def input_columns(
     output_descs: Sequence[Any],
     paths: ModulePaths,
 ) -> tuple[bytearray, list[str]]:
-    """``Facts.input_kinds``, and for ``Facts.input_names`` the keys into ``paths``: of placeholders, and of parameters
-    read by ``get_attr``."""
+    """``Facts.input_kinds``, and keys into ``paths`` for ``Facts.input_names``: placeholders and ``get_attr``."""
     kinds = bytearray(len(nodes))
     names = [""] * len(nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]

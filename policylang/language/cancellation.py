@@ -19,8 +19,7 @@ class Cancelled(Exception):
 
 @contextmanager
 def cancellable(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Code inside ends with :class:`Cancelled` soon after ``wanted`` returns False. It is called often: keep it
-    cheap."""
+    """Code inside ends with :class:`Cancelled` soon after ``wanted`` returns False, which is called often."""
     token = _WANTED.set(wanted)
     try:
         yield

@@ -168,8 +168,7 @@ class Diagnostic:
         return self.about if self.span is None else self.span.source.name
 
     def found_in(self, name: str) -> Diagnostic:
-        """The same diagnostic with the file or graph that was read, if neither a span nor an earlier call has set
-        it."""
+        """The same diagnostic with the file or graph that was read, unless a span or an earlier call has set it."""
         return self if self.span is not None or self.about else evolve(self, about=name)
 
     def moved_to(self, span: Span) -> Diagnostic:
@@ -417,8 +416,7 @@ _ALLOWED = re.compile(r"#\s*allow:\s*((?:APL\d{3}[\s,]*)+)")
 
 
 def heeded(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Diagnostics without the warnings and notes that a comment allows at the end of a line that they point at:
-    ``# allow: APL701``."""
+    """Diagnostics without the warnings and notes that a comment at their line's end allows: ``# allow: APL701``."""
     return tuple(each for each in found if is_error(each) or each.span is None or not _is_allowed(each.code, each.span))
 
 

@@ -193,8 +193,7 @@ def _target_span(include: Include) -> Span:
 
 
 def expand(source: Source, path: Path | None, read: Reader = read_source) -> Expansion:
-    """Parse a source and all it includes, as ``read`` gives it. ``path`` is the file it came from, None for text from
-    no file."""
+    """Parse a source and all it includes, as ``read`` gives it. ``path``: the file it came from; None for none."""
     expansion = Expansion(reader=read)
     folder = path.parent if path is not None else Path()
     bundled = path is not None and _is_bundled(path)

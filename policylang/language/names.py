@@ -360,8 +360,7 @@ class Definitions:
         return self._unknown(word, operator)
 
     def _meant_by(self, text: str) -> tuple[str, str] | None:
-        """The help for foreign spellings (``aten::mm``, ``torch.mm``, ``nn.Linear``, ``[mm, bmm]``), and the
-        replacement."""
+        """The help for foreign spellings (``aten::mm``, ``torch.mm``, ``nn.Linear``, ``[mm]``), and the replacement."""
         if text.startswith("[") and text.endswith("]"):
             inner = text[1:-1].strip()
             return f"write `{inner}`: selectors are joined without brackets", f"({inner})"

@@ -22,8 +22,7 @@ def to_plain(value: Any) -> dict[str, Any]:
 
 
 def from_plain(kind: type[_T], data: Any) -> _T:
-    """The inverse of :func:`to_plain`, also for data that has been through JSON. Raises ``TypeError`` or ``ValueError``
-    for anything else."""
+    """The inverse of :func:`to_plain`, also through JSON. Raises ``TypeError`` or ``ValueError`` for anything else."""
     found: _T = _from_plain(kind, data)
     return found
 

@@ -232,8 +232,7 @@ _SCALES: Mapping[str, tuple[float, float, tuple[str, ...]]] = {
 
 
 def format_quantity(value: float, dimension: Dimension) -> str:
-    """``219.5 MiB``, ``1.2 TFLOP``, ``12.3 ms``, ``21.3%``: one decimal, none where it would be a zero. Numbers are
-    whole."""
+    """``219.5 MiB``, ``1.2 TFLOP``, ``12.3 ms``, ``21.3%``: one decimal unless it is zero. Numbers are whole."""
     if dimension == "number":
         return f"{int(value):,}"
     if dimension == "fraction":

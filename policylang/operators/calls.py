@@ -293,8 +293,7 @@ def writes_inside(node: fx.Node) -> int:
 
 
 def _inside(node: fx.Node) -> tuple[int, OperatorInfo]:
-    """The operator that a call runs from a state of the generator, and the number of arguments before the
-    operator's."""
+    """The operator that a call runs from a generator's state, and the number of arguments before the operator's."""
     found = ((at + 1, describe(each)) for at, each in enumerate(node.args) if isinstance(each, OpOverload))
     return next(found, (0, describe(node.target)))
 

@@ -157,8 +157,7 @@ class DigitLayout:
         return self.joined(counted(origin, size), 0)
 
     def cut(self, dim: int, count: int, *, drops: bool = False) -> tuple[Digits, DigitLayout]:
-        """The digits that count so many equal pieces of a dimension, and each piece; ``drops``: without the
-        dimension."""
+        """The digits that count a dimension's equal pieces, and each piece; ``drops``: without the dimension."""
         dim %= len(self.dims)
         taken, rest = first(self.dims[dim], count)
         return taken, DigitLayout((*self.dims[:dim], *(() if drops else (rest,)), *self.dims[dim + 1 :]))
@@ -171,8 +170,7 @@ class DigitLayout:
 
 
 class NoDigitsError(Exception):
-    """An operator that does not only move digits. The message is a phrase that follows the operator's name, or
-    empty."""
+    """An operator that does not only move digits. The message is empty, or a phrase behind the operator's name."""
 
 
 def shard(shape: Sequence[int], origin: int = SHARD) -> DigitLayout:

@@ -21,8 +21,7 @@ CLONE, SLICE, CAT = "aten.clone.default", "aten.slice.Tensor", "aten.cat.default
 DETACHES = frozenset({"aten.detach.default", "aten.alias.default"})
 """Traces of what autograd detaches when it saves: ``alias`` from torch 2.14 on."""
 AUTOGRAD_COPIES = DETACHES | {CLONE}
-"""The copies that autograd keeps instead of a value: a ``detach`` of a result, a ``clone`` of what is then written
-to."""
+"""The copies that autograd keeps of a value: a ``detach`` of a result, a ``clone`` of what is then written to."""
 VIEWS_UNSAID = frozenset(
     {"aten._unsafe_view.default", "aten.unsafe_split.Tensor", "aten.unsafe_split_with_sizes.default"}
 )
@@ -55,8 +54,7 @@ product of other types than bfloat16."""
 
 
 class Category:
-    """What is true of every call of an operator, as bits: plain integers, since those of an enumeration cost ten times
-    as much."""
+    """What is true of every call of an operator, as bits in plain integers: enumerations are ten times slower."""
 
     VIEW = 1
     """Every tensor it returns aliases an input."""

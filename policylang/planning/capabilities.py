@@ -88,8 +88,7 @@ class PathEntry:
     kinds: tuple[GraphKind, ...] = ()
     """The kinds of graphs that it takes. ``policylang.apply`` gives a graph to the first path that takes its kind."""
     plans: bool = False
-    """True if ``check`` and ``plan`` plan for it unasked, where it is the path that takes the graph: all that it
-    decides is in the graph."""
+    """``check`` and ``plan`` plan for it unasked, where it takes the graph: all that it decides is in the graph."""
     compared: bool = False
     """True if ``agree`` takes a step of a model on it."""
 

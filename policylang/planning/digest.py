@@ -42,8 +42,7 @@ def plan_digest(
 
 
 def deciding_device(policy: Policy, device: DeviceProfile | None) -> tuple[str, ...]:
-    """The figures of a device that is not in the policy's text, where a rule or the order of collectives goes by
-    them."""
+    """The figures of a device that is not in the policy's text, where a rule or an order goes by them."""
     if device is None or (policy.device is not None and policy.device.canonical == device.canonical):
         return ()
     timed = any(True for _ in timed_tests(policy, *policy.deciding))

@@ -128,8 +128,7 @@ class Edit:
         return sum(name in dead for name in self.collectives) - len(self.groups)
 
     def words(self) -> Iterator[str]:
-        """The parts that are the same on every rank that makes the edit: names and sizes, not the ranks of its
-        groups."""
+        """What is the same on every rank that makes the edit: names and sizes, not the ranks of its groups."""
         yield f"{self.statement} {self.kind} {' '.join(self.sources)} {self.collectives}"
         if not self.per_rank:
             yield f"{self.before} {self.replaced} {self.dead} {self.restrided}"
@@ -156,8 +155,7 @@ class Refusal:
 
 @frozen
 class Edits:
-    """The changes that a policy's statements make to one graph, in the order of application: by statement, then in
-    graph order."""
+    """The changes of a policy's statements to one graph, as they are applied: by statement, then in graph order."""
 
     done: tuple[Edit, ...] = ()
     refused: tuple[Refusal, ...] = ()

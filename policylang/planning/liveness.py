@@ -47,8 +47,7 @@ class SavedForBackward:
     symbolic: tuple[int, ...] = ()
     """Sizes, computed or given: kept as numbers."""
     contingent: tuple[int, ...] = ()
-    """Decided values that the backward needs only if one that is left to the partitioner is recomputed; in none of the
-    above."""
+    """Decided values that are needed only if one left to the partitioner is recomputed; in none of the above."""
 
     @classmethod
     def of(
@@ -102,8 +101,7 @@ class BackwardCost(SavedForBackward):
     """What the backward needs, with its cost. Bytes and FLOPs are of the decided part."""
 
     saved_bytes: int = 0
-    """The distinct memory that ``saved`` keeps alive: two views of one value count once, as the value. Offloaded
-    values are not in it."""
+    """The distinct memory that ``saved`` keeps alive: two views of one value count once. Without offloaded values."""
     saved_bytes_by_block: tuple[int, ...] = ()
     recomputed_bytes: int = 0
     recomputed_bytes_by_block: tuple[int, ...] = ()
@@ -124,8 +122,7 @@ class BackwardCost(SavedForBackward):
 
 
 def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> BackwardCost:
-    """The values that a save-all partition saves and recomputes under the plan, or under other decisions on its graph,
-    with their cost."""
+    """What a save-all partition saves and recomputes under the plan, or under other decisions, with its cost."""
     if decisions is not None and decisions != plan.decisions:  # a plan works out its schedule once
         plan = evolve(plan, decisions=decisions)
     needs = with_checkpoints(backward_needs(plan.facts, plan.decisions), plan.facts, plan.decisions, plan.checkpoints)

@@ -77,8 +77,7 @@ class OrderPlan:
         return bool(self.edits) or any(each.moved for each in self.outcomes)
 
     def words(self) -> Iterator[str]:
-        """The parts that are alike on every rank: the buckets, and the order in which collectives start and are
-        awaited."""
+        """What is alike on every rank: the buckets, and the order in which collectives start and are awaited."""
         yield from self.edits.words()
         yield from self.communication()
 
@@ -158,8 +157,7 @@ class Plan:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The steps of what follows the plan, on the nodes of :attr:`facts`. What is left to PyTorch's partitioner
-        counts as kept."""
+        """The steps of the plan, on the nodes of :attr:`facts`. What is left to PyTorch's partitioner is kept."""
         if self.checkpoints is not None:
             kept = held_and_rerun(self.facts, self.decisions, self.checkpoints)
             ahead = BLOCKS_AHEAD if self.ahead is None else self.ahead.blocks

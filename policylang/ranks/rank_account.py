@@ -341,8 +341,7 @@ class ComparedStep:
 
 @frozen
 class RankAccount:
-    """All that is compared about one graph, in order. It is kept beside caches, for a process that takes the compiled
-    graph from there."""
+    """All that is compared about one graph, in order; kept beside caches, for processes that take it from there."""
 
     label: str
     groups: tuple[str, ...]
@@ -446,8 +445,7 @@ def offers_step(session: str, offers: Sequence[Proposal]) -> ComparedStep:
 
 
 def _counted(facts: Facts) -> list[int]:
-    """The nodes that count: those with a group, what is returned, and those with a tensor that do more than move its
-    elements."""
+    """The nodes that count: with a group, returned, or with a tensor and doing more than moving its elements."""
     columns = zip(facts.dtypes, facts.bytes, facts.group_names, facts.ops, facts.targets, strict=True)
     return [
         row

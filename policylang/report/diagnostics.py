@@ -169,8 +169,7 @@ _JSON_VERSION = 1
 
 
 def render_json(diagnostics: Iterable[Diagnostic], **more: Any) -> str:
-    """An object with a format version and the diagnostics; lines and columns count from 1, offsets from 0. ``more``
-    is added to it."""
+    """An object with a format version, the diagnostics and ``more``; lines and columns count from 1, offsets from 0."""
     found = [
         {
             "code": each.code,

@@ -161,8 +161,7 @@ class NodesExplanation(Explained):
 def explain_node(
     plan: Plan, row: int, outcomes: NodeOutcomes | None = None, *, reasons: bool = True
 ) -> NodeExplanation:
-    """Why a rule does not match is left out without ``reasons``. Raises ``ValueError`` for a node that no rule ranges
-    over."""
+    """``reasons``: why a rule does not match, too. Raises ``ValueError`` for a node that no rule ranges over."""
     facts = plan.facts
     found = rules_on(plan, row, reasons=reasons)
     decision = plan.decisions[row]

@@ -284,8 +284,7 @@ def _times(run: CollectiveRun) -> dict[str, Any]:
 
 
 def _memory(step: communication.StepInOrder, lanes: Lanes) -> Iterator[tuple[float, int]]:
-    """The bytes alive from a moment on, where they change. At one moment the most counts: what takes no time runs in
-    it."""
+    """The bytes alive from a moment on, where they change; the most at one moment, where steps take no time."""
     starts: dict[int, list[float]] = {}
     for ran in lanes.compute:
         starts.setdefault(ran.row, []).append(ran.start)

@@ -107,8 +107,7 @@ def order_notes(found: Communication) -> list[str]:
 
 
 def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
-    """The rows of a table, head first: the collectives that a ``bucket`` line makes, and, if computed, the exposed time
-    without a line."""
+    """Rows of a table, head first: the collectives that a ``bucket`` line makes, the exposed time without a line."""
     joins = any(line.buckets for line in lines)
     weighed = any(line.exposed_without is not None for line in lines)
     rows: list[tuple[str, ...]] = []
@@ -138,8 +137,7 @@ def line_notes(lines: Sequence[LineInOrder]) -> list[str]:
 
 
 def proof_texts(line: LineInOrder) -> list[str]:
-    """``each bucket proven on 64 ranks``, its assumptions, and whether bits may differ; empty for a line that joins
-    nothing."""
+    """``each bucket proven on 64 ranks``, its assumptions, whether bits may differ; empty where nothing is joined."""
     if not line.buckets:
         return []
     proofs = [bucket.proof for bucket in line.buckets]
@@ -153,8 +151,7 @@ def proof_texts(line: LineInOrder) -> list[str]:
 
 
 def left_texts(line: LineInOrder) -> list[str]:
-    """Collectives that were not moved, by reason, the most frequent first. Reasons that differ in a node's number are
-    one."""
+    """Collectives that were not moved, by reason, most frequent first. Reasons differ in more than a node's number."""
     alike: dict[str, tuple[str, list[str]]] = {}
     for reason, names in line.left.items():
         alike.setdefault(_NUMBER.sub("", reason), (reason, []))[1].extend(names)

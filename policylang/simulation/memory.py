@@ -104,8 +104,7 @@ def generator_state_bytes(facts: Facts, row: int) -> int:
 
 
 def pieces_with_memory(facts: Facts) -> tuple[dict[int, int], dict[int, list[int]]]:
-    """The ``getitem`` nodes with separate memory and the operator that allocates each as part of a tuple; and the
-    inverse."""
+    """The ``getitem`` nodes with memory of their own, with the operator whose tuple they are of; and the inverse."""
     roots, owner_of, pieces_of = facts.storage_roots, dict[int, int](), dict[int, list[int]]()
     for row, target in enumerate(facts.targets):
         if target == GETITEM and roots[row] == row and facts.inputs[row]:
@@ -291,7 +290,6 @@ def peak_of(timeline: Timeline, facts: Facts) -> Peak:
 
 
 def highest_moment(timeline: Timeline) -> int | None:
-    """The entry of the timeline in which most is alive, the first of several; None where no step has more than what is
-    there before."""
+    """The first entry of the timeline in which most is alive; None if that is before the first step."""
     most = max(timeline.live, default=0)
     return timeline.live.index(most) if most > timeline.resident else None

@@ -286,8 +286,7 @@ class NodeTimes:
     unknown_dtypes: Mapping[str, int]
     """The dtypes of matrix work that the profile has no figure for, and how many calls; these are priced by bytes."""
     unpriced: Mapping[str, int] = field(factory=dict)
-    """The collectives and copies that the profile has no figure for, as phrases, and how many calls; they are priced at
-    nothing."""
+    """Collectives and copies that the profile has no figure for, as phrases, with their calls; priced at nothing."""
 
 
 _known: WeakKeyDictionary[Facts, dict[tuple[str, str], NodeTimes]] = WeakKeyDictionary()

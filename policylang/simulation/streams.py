@@ -362,8 +362,7 @@ class _Causes:
 
 
 def _taken_along(facts: Facts) -> bytearray:
-    """1 for what is made of the graph's inputs alone and read by collectives alone: the cast of a shard moves with its
-    gather."""
+    """1 for what is made of inputs alone and read by collectives alone: a shard's cast moves with its gather."""
     started, ops = streams_of(facts).started, facts.ops
     of_inputs, taken = bytearray(len(facts)), bytearray(len(facts))
     for row, op in enumerate(ops):

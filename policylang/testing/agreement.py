@@ -342,8 +342,7 @@ class NumbersComparison:
     gradients: Equality
     buffers: Equality
     as_without_policy: bool | None = None
-    """The path gives the same bits without the policy; None where that was not asked, because the bits are those of
-    the plain model."""
+    """The path gives the same bits without the policy; None where not asked: they are the plain model's."""
 
     @property
     def each(self) -> tuple[Equality, Equality, Equality]:

@@ -129,8 +129,7 @@ _COUNT = re.compile(r"\d{1,9}")
 
 @frozen
 class Claim:
-    """``span`` is where it is written; ``lines`` are those of the statement that it is about, first and last, None for
-    the whole policy."""
+    """``span``: where it is written; ``lines``: first and last of the statement that it is about, None for all."""
 
     word: str
     values: tuple[str, ...]

@@ -51,8 +51,7 @@ def group_backend(name: str) -> str:
 
 
 def known_meshes() -> list[Any]:
-    """Every ``DeviceMesh`` of this process, in no particular order. Torch keeps no list: references to their class lead
-    to them."""
+    """Every ``DeviceMesh`` of this process, in no order. Torch keeps no list: references to the class lead there."""
     if not _initialized():
         return []
     from torch.distributed.device_mesh import DeviceMesh

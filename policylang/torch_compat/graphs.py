@@ -127,8 +127,7 @@ _NO_LIMIT = sys.maxsize - 1
 
 
 def hint(length: int | torch.SymInt) -> int:
-    """A size as a plain number: of a symbolic one the size it was traced with. Adds no guard, unlike the public
-    functions."""
+    """A size as a number, a symbolic one as it was traced. Adds no guard, unlike the public functions."""
     if isinstance(length, int):
         return length
     known = getattr(length.node, "hint", None)

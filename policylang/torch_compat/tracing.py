@@ -82,8 +82,7 @@ _INHERITED = object()
 
 @contextmanager
 def replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Within, each ``(object, name, value)`` replaces the attribute that the object, a module or a class, had or
-    inherited."""
+    """Within, each ``(object, name, value)`` replaces the attribute that the object, module or class had."""
     before = [(owner, name, vars(owner).get(name, _INHERITED)) for owner, name, _ in attributes]
     for owner, name, value in attributes:
         setattr(owner, name, value)
@@ -98,8 +97,7 @@ def replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def autograd_engine_replaced(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> AbstractContextManager[None]:
-    """Replaces the one entry point of the autograd engine, behind both ``torch.autograd.grad`` and
-    ``Tensor.backward``."""
+    """Replaces the one entry point of the autograd engine, behind ``torch.autograd.grad`` and ``backward``."""
     doors = (torch.autograd, torch.autograd.graph)
     for door in doors:
         require(door, ["_engine_run_backward"], "traces backward passes with torch 2.11 and later")

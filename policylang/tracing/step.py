@@ -383,8 +383,7 @@ def read_state(model: nn.Module, attributes: Iterable[str] | None = None) -> Mod
 
 
 def check_hooks(state: ModelState) -> None:
-    """Raises PolicyGraphError where a parameter is to be looked after when its ``.grad`` is complete: a traced step
-    leaves ``.grad`` alone."""
+    """Raises PolicyGraphError where a hook awaits a parameter's ``.grad``, which a traced step leaves alone."""
     for name, parameter in state.parameters.items():
         if tracing.accumulation_hooks(parameter):
             raise problem(

@@ -339,8 +339,7 @@ class TargetDevice:
 
 
 def target_device(device: Device | None, capability: Capability | None = None) -> TargetDevice | None:
-    """The device that a user names; a compute capability alone is a GPU's. Raises PolicyGraphError for one that no step
-    can be traced for."""
+    """The device that a user names; a compute capability alone is a GPU's. Raises PolicyGraphError for any other."""
     if device is None and capability is None:
         return None
     try:

@@ -64,8 +64,7 @@ _RANDOM = int(Flag.RANDOM)
 
 @frozen(eq=False)
 class Instructions:
-    """By operator; ``operators`` and ``kinds`` have one entry more, the end. The other fields are those of the observed
-    stream."""
+    """By operator; ``operators`` and ``kinds`` have one more, the end. Other fields are as in the observed stream."""
 
     operators: tuple[Any, ...]
     kinds: tuple[int, ...]
@@ -369,8 +368,7 @@ class FollowedCall:
             self.changed(*found, same=True)
 
     def changed(self, at: int, number: int, same: bool) -> None:
-        """Raises ``PolicyGraphError``, or warns, of what an operator read and does not find as it was. ``same``: it is
-        the same tensor."""
+        """Raises ``PolicyGraphError``, or warns, of a read that is not as it was. ``same``: it is the same tensor."""
         then, (address, _) = self.noted[at][number].tensor, self.noted[at][number].memory
         problem = problems.WRITTEN_TENSOR if same else problems.OTHER_TENSOR
         found = problem.diagnostic(name=self.name, operator=self.ran(at), number=at + 1, shape=list(then.shape))
@@ -396,8 +394,7 @@ class FollowedCall:
         return self.drifted_at is None or at < self.drifted_at
 
     def note_freed(self) -> None:
-        """Tensors from outside that were written and freed since are written again: whoever freed that memory fills it
-        when it is needed."""
+        """Tensors from outside that were written and freed are written again: who freed them fills them when needed."""
         for at, tensors in self.passed.items():
             if any(map(storage_is_freed, take_apart(tensors)[0])):
                 self.freed.add(at)

@@ -243,8 +243,7 @@ class OperatorStream:
     numbered: set[int] = field(factory=set)
     """Operators that are called with plain numbers."""
     from_outside: dict[int, tuple[int, ...]] = field(factory=dict)
-    """Which of the tensors that an operator reads are parameters, buffers or constants that the block does not
-    write to."""
+    """By operator, the parameters, buffers and constants that it reads and the block does not write to."""
     kept: dict[int, tuple[int, ...]] = field(factory=dict)
     """By operator, the arguments that autograd keeps and that lie in memory from outside: the recomputation keeps their
     current content, whatever the operator returns."""
@@ -254,8 +253,7 @@ class OperatorStream:
 
 @cache
 def is_ignored(operator: Any) -> bool:
-    """Not counted as an operator of the block: autograd calls it as often as it likes, or it only marks a place in a
-    profile."""
+    """No operator of the block: autograd calls it as often as it likes, or it only marks a place in a profile."""
     return operator in _IGNORED or getattr(operator, "namespace", "") == "profiler"
 
 

@@ -319,8 +319,7 @@ def is_alike(module: nn.Module, other: nn.Module) -> bool:
 
 
 def _on_device(instructions: PlannedInstructions, at: int, held: HeldResult) -> list[Tensor]:
-    """The results of an operator that anyone reads and that stay on the device, as plain tensors: those that nobody
-    reads have placeholders."""
+    """An operator's results that anyone reads and that stay on the device, as plain tensors; else placeholders."""
     value, read, moved = held.value, instructions.read.get(at), instructions.moved.get(at, ())
     parts = [
         (number, part) for number, part in enumerate(take_apart(list(tensors_in(value)))[0]) if number not in moved

@@ -322,8 +322,7 @@ class CheckpointContext:
         """The checkpoint lies in the block's own call, around its forward."""
         self.block: nn.Module | None = None
         self._plainly = False
-        """No recorded call is followed: a transformation, a tracer, or a block without anything for its backward to
-        read."""
+        """No recorded call is followed: a transformation, a tracer, or nothing for the block's backward to read."""
         self._contexts = ExitStack()
         self._depth = 0
         self._hooks: Any = None

@@ -38,8 +38,7 @@ MISSING = object()
 
 @frozen(eq=False)
 class Volatile:
-    """The state that calls of a block change: by number of a module's table (:func:`_tables`), its entries; and changes
-    inside its arguments."""
+    """State that calls of a block change: entries of a module's table (:func:`_tables`); changes in its arguments."""
 
     entries: dict[int, set[str]]
     within: list[tuple[int, str]]

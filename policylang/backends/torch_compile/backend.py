@@ -355,8 +355,7 @@ _never_applied: dict[int, tuple[str, int]] = {}
 
 
 class PolicyBackend:
-    """The result of :func:`backend`: pass it to ``torch.compile(backend=...)`` or to
-    ``module.compile(backend=...)``."""
+    """The result of :func:`backend`, for ``torch.compile(backend=...)`` or ``module.compile(backend=...)``."""
 
     def __init__(self, policy: Policy, *, inner: Inner = "inductor", root: str = "", agree: bool = True) -> None:
         self.__name__ = "policylang"  # what Dynamo calls it in its messages

@@ -201,8 +201,7 @@ class BindingOrder(KeyedPass):
 
 
 def _after(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """By node, the nodes it has to run after; at most as many pairs as nodes. Copies to the host and back are ordered
-    like collectives."""
+    """By node, the nodes it has to run after; at most as many pairs as nodes. Host copies are like collectives."""
     found: dict[fx.Node, list[fx.Node]] = {}
     last: list[fx.Node] = []
     products: list[fx.Node] = []
@@ -329,8 +328,7 @@ def topic_of(doing: str, graph: str, root: str) -> str:
 def with_aot_eager(
     partitioner: JointPartitioner, gm: fx.GraphModule, inputs: Sequence[Any], compare: Compare
 ) -> CompiledCode:
-    """Compile without a cache: the partitioner is called whenever a gradient is needed. ``compare``: opens the
-    comparison of ranks."""
+    """Compile without a cache: the partitioner is called for each gradient. ``compare``: opens ranks' comparison."""
     with compare() as comparison, partitions() as done:
         run = compilers.compile_with_aot_eager(gm, inputs, partitioner, runtime.boxed, partitioner.for_inference)
         return CompiledCode(run, _findings(done), comparison.why_gone())

@@ -93,8 +93,7 @@ class DeviceProfile:
     attention: float = 1.0
     """The share of :attr:`compute` that attention kernels reach."""
     convolution: float = 1.0
-    """The share of :attr:`compute` that convolutions reach: above 1 where an algorithm does fewer operations than are
-    counted."""
+    """The share of :attr:`compute` that convolutions reach: above 1 where fewer operations are done than counted."""
     operators: Mapping[str, float] = field(factory=dict)
     """Bytes/s of operators that compute more than they move (``aten.tanh`` on a CPU), by name without overload: a lower
     bound on the time of the bytes that they move."""

@@ -58,8 +58,7 @@ def tables_of(source: Source, code: str) -> dict[str, Any] | Diagnostic:
 
 @frozen
 class KeyPlace:
-    """The place of a key in a text, and its value to the end of its line; of a table with a header, both are the
-    header."""
+    """A key in a text, and its value to the end of its line; of a table with a header, both are the header."""
 
     key: Span
     value: Span

@@ -186,8 +186,7 @@ class Serving:
         self.block_of = block_of
 
     def block(self, collective: int) -> int:
-        """The block of the first computation that uses what is gathered, or of the last that makes what is reduced; -1
-        outside the blocks."""
+        """The block that first uses what is gathered, or last makes what is reduced; -1 outside the blocks."""
         facts, gather = self.facts, self.facts.targets[collective] == GATHER
         edges = facts.users if gather else facts.inputs
         computed: list[int] = []
@@ -274,8 +273,7 @@ class Member:
 
 
 def group_sizes(facts: Facts) -> dict[str, int]:
-    """The number of ranks of each group, from the graph, else from its gathers and scatters; 0 if these give none, or
-    different ones."""
+    """The ranks of each group, from the graph, else from its gathers and scatters; 0 if these give none, or several."""
     sizes = {name: group.size or len(group.ranks) for name, group in facts.groups.items()}
     said: dict[str, set[int]] = {}
     for row, name in enumerate(facts.group_names):
@@ -285,8 +283,7 @@ def group_sizes(facts: Facts) -> dict[str, int]:
 
 
 def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) -> Member:
-    """The collective in a node. Raises :class:`RefusedError` if it cannot join others. ``sizes``: of the groups
-    (:func:`group_sizes`)."""
+    """The collective in a node. Raises :class:`RefusedError` if it joins no others. ``sizes``: of the groups."""
     target, arguments = facts.targets[row], facts.arguments[row]
     if target not in BUCKETABLE:
         raise RefusedError(f"not one of those that can be joined: {target.partition('.')[2].partition('.')[0]}")
@@ -362,8 +359,7 @@ ALIGNED = 16
 def merge_members(
     facts: Facts, members: Sequence[Member], group: FusedGroup, new: NewNodes, memory: ReplacedMemory
 ) -> tuple[dict[int, str], list[tuple[int, tuple[int, ...]]]]:
-    """Make the new nodes. Returns each member's wait with its replacement, and the nodes behind it whose strides
-    change."""
+    """Make the new nodes. Returns each wait with its replacement, and the nodes behind it whose strides change."""
     alike, like, ranks = members[0].alike, members[0].row, members[0].ranks
     target, total = alike.target, sum(member.piece for member in members)
     flat = []
@@ -481,8 +477,7 @@ class Buckets(EditPlanner[Bucket]):
         return [*found, *(each for _, each in sorted(self._refused, key=lambda each: each[0]))]
 
     def grid(self, groups: tuple[str, ...]) -> Grid:
-        """The ranks of the one group. Other ranks' groups do not matter: whoever takes part in a collective is in its
-        group."""
+        """The ranks of the one group: whoever takes part in a collective is in its group."""
         if groups not in self._grids:
             group, size = self.facts.groups[groups[0]], self.sizes[groups[0]]
             if self.setting.consensus.asked and not group.ranks:
@@ -494,8 +489,7 @@ class Buckets(EditPlanner[Bucket]):
     # --- what may be joined ---
 
     def _candidates(self) -> list[tuple[list[Member], str]]:
-        """Collectives that are alike, of the same blocks and independent, in graph order; and why one of them would
-        stay alone."""
+        """Independent collectives that are alike, of the same blocks, in graph order; why one would stay alone."""
         assert self.setting.select is not None, "buckets are planned where values are decided"
         rows, block_of = self.setting.select(self.facts, self.statement.selector)
         members: list[Member] = []

@@ -237,8 +237,7 @@ class ReplacedMemory:
                     self.written.setdefault(self.roots[source], []).append(row)
 
     def check(self, home: int, row: int, since: int) -> None:
-        """Check that readers of ``row``, which has separate memory, may read ``home`` as it was at ``since``. Raises
-        :class:`RefusedError`."""
+        """Raises :class:`RefusedError` where readers of ``row``, a memory apart, may not read ``home`` as at ``since``."""
         facts, root = self.facts, self.roots[home]
         reach = self._aliases(row)
         last = max(user for each in reach for user in (each, *facts.users[each]))

@@ -355,8 +355,7 @@ class GatherChains(ChainFusion):
     def _derive(
         self, chain: CollectiveChain, grid: Grid, values: dict[int, DigitLayout], *, copied: bool
     ) -> tuple[tuple[int, ...], LayoutSteps, FusedGroup]:
-        """The order in which the shards have to be gathered, slowest first, the steps from there to the chain's
-        result, and the group."""
+        """The order in which the shards are gathered, slowest first, the steps to the chain's result, and the group."""
         start, possible = self._gathered_shape(chain, grid), []
         for preference, order in enumerate(self.orders(tuple(reversed(range(len(chain.collectives)))))):
             steps = steps_to(values[chain.result], order, start, copied=copied)
@@ -408,8 +407,7 @@ class GatherChains(ChainFusion):
         order: tuple[int, ...],
         grid: Grid,
     ) -> tuple[ChainCall, dict[int, str]]:
-        """Add the nodes that the readers read instead: the slice as all ranks have it, and the new node of each
-        node."""
+        """Add the nodes that the readers read instead: the slice as all ranks have it, and each node's new one."""
         facts = self.facts
         refused = {row: RefusedError(f"other consumer: {facts.names[users[0]]}") for row, users in readers.items()}
         for row, why in refused.items():  # a piece of a fan

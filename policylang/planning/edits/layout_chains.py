@@ -205,8 +205,7 @@ def links(facts: Facts, target: str) -> Iterator[tuple[int, int]]:
 
 
 def path_between(facts: Facts, start: int, end: int) -> tuple[Hop, ...] | str:
-    """The layout operators on the straight line from ``start``, excluded, to ``end``, included; or why there is none,
-    as a phrase."""
+    """The layout operators on the straight line behind ``start`` to ``end``; or why there is none, as a phrase."""
     hops: list[Hop] = []
     row = end
     while row != start:

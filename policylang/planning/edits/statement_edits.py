@@ -233,8 +233,7 @@ def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: 
 
 
 def _attempt(policy: Policy, start: Setting) -> tuple[Edits, Facts]:
-    """The edits that this rank would make but for what is rejected. Each statement is planned on what those before it
-    leave."""
+    """The edits that this rank would make but for what is rejected, each statement on what those before it leave."""
     done: list[Edit] = []
     refused: list[Refusal] = []
     facts = start.facts

@@ -69,8 +69,7 @@ class LineInOrder:
     text: str
     matched: tuple[str, ...]
     moved: tuple[str, ...]
-    """For a ``bucket`` line those that became one with others; for the others those that start earlier, or are awaited
-    later, because of it."""
+    """Of a ``bucket`` line those that became one with others; else those that start earlier or are awaited later."""
     left: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Why collectives were left where they are, and which."""
     buckets: tuple[JoinedCollectives, ...] = ()

@@ -85,8 +85,7 @@ class GraphOverview:
     times: NodeTimes | None = None
     """The whole graph; None without a device."""
     step: StepTime | None = None
-    """The whole graph as it was traced, nothing recomputed; None without a device, and of a graph without
-    collectives."""
+    """The whole graph as traced, nothing recomputed; None without a device, and for a graph without collectives."""
 
 
 def overview(facts: Facts, blocks: BlockTable, rows: Sequence[int], times: NodeTimes | None = None) -> GraphOverview:

@@ -108,8 +108,7 @@ class _BackwardLabels:
 
 @frozen(eq=False, slots=False)
 class Segments:
-    """A *segment* is the computation of one block in one direction, or between two blocks. In running order; -1 means
-    none."""
+    """A *segment* is one block's computation in one direction, or that between two blocks, in order; -1: none."""
 
     segment_of: Sequence[int]
     """Node to segment; of a collective, the segment that makes or uses what it moves."""

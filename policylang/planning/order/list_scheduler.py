@@ -35,8 +35,7 @@ class Leeway:
     """The limits on how far a schedule may leave the given order."""
 
     lag: float
-    """How much later nodes that only the end of the step needs may compute, in multiples of
-    :attr:`LatestStarts.hole`."""
+    """How much later nodes that only the end of the step needs may compute, as multiples of ``hole``."""
     fill: float
     """The share of all computation that may be pulled ahead to fill a wait."""
     reach: float

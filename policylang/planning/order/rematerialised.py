@@ -283,8 +283,7 @@ class _Runs:
 
 
 def _statistics_left_out(facts: Facts, row: int) -> frozenset[int]:
-    """The running statistics, which a recomputed normalisation leaves out: the last two tensors that it is given but
-    for counts."""
+    """The running statistics that a recomputed normalisation leaves out: its last two tensors but for counts."""
     flags, target = facts.flags[row], facts.targets[row]
     if "batch_norm" not in target or not flags & Flag.WRITES or not flags & Flag.REPEATABLE:
         return frozenset()

@@ -253,8 +253,7 @@ class LatestStarts:
             (length for node, length in enumerate(nodes.lengths) if not self.at_end[node] and not self.loose[node]),
             default=0.0,
         )
-        """The longest collective between two pieces of dependent computation, as in tensor parallelism: other
-        computation has to hide it."""
+        """The longest collective between two pieces of dependent computation: other computation has to hide it."""
 
     def keys(self, lag: float) -> list[float]:
         """The order of computation: by due time; what only the end needs, up to ``lag`` later than given."""

@@ -84,8 +84,7 @@ def _lacks_origin(test: syntax.Is, selections: Selections) -> bool:
 
 
 def _is_one_part(part: Selector, selections: Selections) -> bool:
-    """True for a name that matches something. A name that matches nothing is split into its parts in turn, except the
-    built-in groups."""
+    """True for a name that matches something, or a built-in group; another name is split into its parts in turn."""
     if not isinstance(part, syntax.Reference):
         return False
     return selections.lets[part.name].span.source.name == PRELUDE_NAME or bool(selections.rows(part))
