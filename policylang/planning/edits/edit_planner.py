@@ -237,7 +237,7 @@ class ReplacedMemory:
                     self.written.setdefault(self.roots[source], []).append(row)
 
     def check(self, home: int, row: int, since: int) -> None:
-        """Raises :class:`RefusedError` where readers of ``row``, a memory apart, may not read ``home`` as at ``since``."""
+        """Raises :class:`RefusedError` where readers of ``row`` (memory of its own) may not read ``home`` as then."""
         facts, root = self.facts, self.roots[home]
         reach = self._aliases(row)
         last = max(user for each in reach for user in (each, *facts.users[each]))
