@@ -1,7 +1,6 @@
 """Policies from files and texts, their formatting, device profiles, and ``[tool.policylang]`` in a ``pyproject.toml``.
 
-Commands without these options, and the language server, read the project's settings; ``policylang.check`` and the other
-functions do not.
+Commands and the language server read the project's settings; ``policylang.check`` and other functions do not.
 """
 
 from __future__ import annotations

@@ -177,8 +177,7 @@ class _GraphReader:
 
     def _pair_copies(self) -> None:
         """A value is moved if the chain ``offload``, ``wait``, ``reload``, ``wait`` leads from it to its readers, each
-        ``wait`` holding the source of its copy. Any other use of these operators, or a reader of the copy on the host,
-        is a race."""
+        ``wait`` holding the source of its copy. Any other use of these operators is a race."""
         copies, races = self.copies, self.found.races
         for node, name in copies.items():
             if name != HOST_COPY_WAIT:
@@ -268,8 +267,7 @@ def audit_copies(
     plan: Plan, needs: SavedForBackward, split: outcome.Found, forward: fx.Graph, backward: fx.Graph
 ) -> tuple[Diagnostic, ...]:
     """Differences between the planned and the actual copies between device and host, in the graphs as they will run.
-    ``split`` was read at the time of the split: rewritten nodes have other names, but outputs and inputs keep their
-    places."""
+    ``split`` was read then: rewritten nodes have other names, but outputs and inputs keep their places."""
     outputs, inputs = _returned(forward), backward.find_nodes(op="placeholder")
     places = {row: split.places[row] for row in needs.moved if row in split.places}
     sent = {inputs[taken]: outputs[number] for number, taken in places.values()}

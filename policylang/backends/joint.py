@@ -181,8 +181,7 @@ def move_across(
 
 def rows_in(plan: Plan, graph: fx.Graph, *, backward: bool) -> dict[str, int]:
     """By name, the node that each operator of a forward or backward graph runs, before anything in it is moved.
-    Operators that torch wrapped to save or take a random state are identified by their order among the same
-    operators."""
+    Operators that torch wrapped to save or take a random state are known by their order."""
     facts, schedule = plan.facts, plan.schedule
     wanted = [row for kind, row, region in schedule if kind <= StepKind.SECOND_RUN and (region > 0) == backward]
     calls = {node.name: node for node in graph.nodes if node.op == "call_function" and piece_of_draw(node) is None}
@@ -313,8 +312,7 @@ _partitioned: ContextVar[list[Done] | None] = ContextVar("policylang_partitioned
 @contextmanager
 def partitions() -> Iterator[list[Done]]:
     """Collects what partitioners do meanwhile, deep inside torch, and the graphs without gradients that are rewritten.
-    A list on the partitioner would be part of the caches' key. What an inner collection gets, the outer one gets
-    too."""
+    A list on the partitioner would be part of the caches' key. An outer collection gets all of an inner one."""
     outer = _partitioned.get()
     collected: list[Done] = []
     token = _partitioned.set(collected)
@@ -386,8 +384,7 @@ class JointPartitioner:
         The order of collectives is planned on each of them.
 
         Raises as :meth:`plan` does, ``PolicyAuditError`` if the split graphs do not follow the plan, and
-        ``PolicyMatchError`` if min-cut finds no cut that the decided recomputations allow, or one with which an
-        expectation fails.
+        ``PolicyMatchError`` if min-cut finds no cut that the decisions allow, or one with which an expectation fails.
         """
         static, seconds = static_lifetime_input_indices, dict[str, float]()
         sizes: dict[str, Any] = {"num_fwd_outputs": num_fwd_outputs, "static_inputs": static or ()}

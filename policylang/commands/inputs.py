@@ -214,8 +214,7 @@ def _taken(options: argparse.Namespace, wanted: Sequence[str]) -> Taken:
 def take_graph(options: argparse.Namespace, how: str = "--graph GRAPH") -> DeviceProfile | None:
     """Take and print the settings of a command on one graph; returns the profile of its device.
 
-    Raises ``UsageError`` if neither the command line nor the project names a graph, ``PolicyError`` if there is no such
-    device.
+    Raises ``UsageError`` if nobody names a graph, ``PolicyError`` if there is no such device.
     """
     take_settings(options, *(key for key in KEYS if hasattr(options, key)))
     if options.graph is None:

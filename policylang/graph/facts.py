@@ -48,8 +48,7 @@ ScheduleStep = tuple[int, int, int]
 @frozen
 class Schedule:
     """One entry a step, in the order of execution. Only operators are steps: inputs, constants and the output are not.
-    A *region* is a run of backward steps that no forward step interrupts. They are numbered from 1; 0 is the
-    forward."""
+    A *region* is a run of backward steps that no forward step interrupts. Numbered from 1; 0 is the forward."""
 
     kinds: bytes = field(repr=False)
     rows: array[int] = field(repr=False)
@@ -467,8 +466,7 @@ OF_GRAPH: Mapping[str, OfGraph] = {name: said for name, said in _SAID.items() if
 
 def rewritten(facts: Facts, rows: Iterable[tuple[int, Derivation]], **given: Any) -> Facts:
     """The facts of a graph whose nodes come from those of ``facts``. ``rows``: the source row of each node, and how it
-    derives from it. ``given``: the columns that do not follow from that, among them phases, inputs, producers and
-    flags."""
+    derives from it. ``given``: the columns that do not follow, among them phases, inputs, producers and flags."""
     derived = list(rows)
     sources = [row for row, _ in derived]
     for name, said in COLUMNS.items():

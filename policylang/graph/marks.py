@@ -1,5 +1,4 @@
-"""The metadata that policylang leaves on a graph's nodes, and what distinguishes it from that of the user's
-``checkpoint``.
+"""The metadata that policylang leaves on a graph's nodes, told from that of the user's ``checkpoint``.
 
 The stages that write (``backends``) and the one that reads (``graph.collect``) share these names, nothing else.
 Provenance lives in ``node.meta["custom"]``, which torch carries into copies of a node and into a second compilation.

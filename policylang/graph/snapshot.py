@@ -79,8 +79,7 @@ def write(facts: Facts, path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str]) -> Facts:
     """Read a snapshot. Needs no torch; takes bounded time and memory whatever the file holds. Raises
-    ``PolicyGraphError`` for a file that cannot be read, is no snapshot, has another format, is damaged, or is larger
-    than a snapshot can be."""
+    ``PolicyGraphError`` for a file that cannot be read, is no snapshot, has another format, is damaged or too large."""
     return parse(_content(path), os.fsdecode(path))
 
 

@@ -2,8 +2,7 @@
 
 The graph trainer traces forward, loss and backward as one flat graph and runs passes over it. One of them asks a
 registry for the memory policy that ``compile.memory_policy`` names. What is registered for a policy of ours carries it
-out, whole: planned, rematerialised, audited. TorchTitan's own rematerialisation, two passes later, then has nothing to
-do.
+out, whole. TorchTitan's own rematerialisation, two passes later, then has nothing to do.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ class PolicyAC(ActivationCheckpointing):  # type: ignore[misc]  # TorchTitan is 
 
     def apply(self, model: nn.Module) -> None:
         """Put a checkpoint that follows the policy around every block. Raises ``PolicyError`` for a policy that cannot
-        be read or has errors, for a model without blocks, and for options of TorchTitan's checkpoints that would have
-        no effect."""
+        be read or has errors, for a model without blocks, and for options of TorchTitan that would have no effect."""
         config = self.config
         problems = [_without_effect(name) for name, only in _ONLY.items() if getattr(config, name) != only]
         if problems:

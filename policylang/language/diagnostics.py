@@ -265,8 +265,7 @@ AT_INCLUDE = frozenset({GATHERS_NOTHING})
 
 def one_cause(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """The diagnostics, with one error for errors of one cause: the others are notes at it. Errors that follow from
-    another are notes at that one. Several lines of one included file that fail for one reason are notes at its
-    include."""
+    another are notes at that one. Lines of an included file that fail for one reason are notes at its include."""
     found = list(diagnostics)
     heads = {each.code: each for each in reversed(found) if each.cause in ("", each.code)}
     follow: dict[str, list[Diagnostic]] = {}

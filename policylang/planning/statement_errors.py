@@ -305,8 +305,7 @@ _NOTHING_HERE = frozenset((refusals.MATCHES_NOTHING, refusals.NOTHING_TO_REWRITE
 @frozen
 class Complaint:
     """One deferred diagnostic of one graph, as plain data that a sidecar can hold. ``statement`` numbers the sentences
-    that planning acts on; ``start`` and ``end`` count from where it starts, so that a sidecar outlives an edit
-    elsewhere in the file."""
+    that planning acts on; ``start`` and ``end`` count from its start, so that a sidecar outlives edits elsewhere."""
 
     statement: int
     code: str
@@ -344,8 +343,7 @@ def shared_by_all(
     policy: Policy, graphs: Sequence[tuple[str, Sequence[Complaint]]], *, root: str, sharded: bool = False
 ) -> tuple[Diagnostic, ...]:
     """The diagnostics that every graph has, each with the findings of every graph. ``graphs``: labels and diagnostics.
-    ``root``: the prefix that was given for the paths of the graphs. ``sharded``: whether ``fully_shard`` gathers the
-    weights of one of them."""
+    ``root``: the prefix that was given for the paths of the graphs. ``sharded``: ``fully_shard`` gathers weights."""
     if not graphs:
         return ()
     by_graph = [{complaint.identity: complaint for complaint in complaints} for _, complaints in graphs]

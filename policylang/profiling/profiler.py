@@ -230,8 +230,7 @@ class MeasuredGroup:
 
 def measured_groups(device: torch.device, budget: float, progress: Callable[[str], object]) -> list[MeasuredGroup]:
     """Measure the ranks of this machine, where there are others, and all ranks; narrow groups first. Empty in a job of
-    one rank. To be called on every rank of the default process group. ``budget``: the seconds that all of it may take,
-    about."""
+    one rank. To be called on every rank of the default process group. ``budget``: seconds, about."""
     ranks = dist.get_world_size()
     if ranks < 2:
         return []

@@ -116,8 +116,7 @@ def plan_json(
 
     ``host_memory``: the bytes of the pool of pinned memory; ``copies``: what each line copies to the host and back.
 
-    ``order``: the order under the scheduling lines, null without any; of a summary without ``steps`` and
-    ``collectives``.
+    ``order``: under the scheduling lines, null without any; in a summary without ``steps`` and ``collectives``.
     """
     plan = found.plan
     margins = {each.rule: each for each in worth}

@@ -4,8 +4,7 @@ Each node allocates its memory (a view shares that of what it views, an operator
 all), which is freed after its last reader; a tuple holds its pieces until the last is taken. Graph inputs and constants
 are alive throughout, except tangents, which live from the start of the backward to their last reader. Graph outputs
 stay alive, and so does what a checkpoint holds until it recomputes its block. A value copied to the host is held until
-its copy is awaited, and allocated anew at the start of the copy back. Kernel workspaces and fragmentation are not
-counted.
+its copy is awaited, and allocated anew at the start of the copy back. Workspaces and fragmentation do not count.
 """
 
 from __future__ import annotations

@@ -308,8 +308,7 @@ def absent_cuda(
 ) -> Iterator[AbstractContextManager[None]]:
     """Under it a step can be traced on fake CUDA tensors of a GPU that is not there; gives its functionalization.
 
-    ``capability``: the GPU's compute capability. ``composite``: as for attention, whose kernel C++ chooses among those
-    of its build.
+    ``capability``: the GPU's compute capability. ``composite``: as for attention, whose kernel C++ chooses.
 
     Raises ``ImportError`` where a torch lacks what this needs.
     """

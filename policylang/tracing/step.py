@@ -426,8 +426,7 @@ def substituted(
     model: nn.Module, originals: Sequence[Tensor], replacements: Sequence[Tensor]
 ) -> Iterator[Substitution]:
     """Under it, the model has ``replacements`` where it had ``originals``, under every name and in every submodule. On
-    leaving, the model is as it was: attributes that its forward set are removed, and kept in the
-    :class:`Substitution`."""
+    leaving, the model is as it was: attributes that its forward set are kept in the :class:`Substitution`."""
     by_id = {id(old): new for old, new in zip(originals, replacements, strict=True)}
     modules = list(model.named_modules())
     before = [_Contents(module) for _, module in modules]

@@ -2,8 +2,7 @@
 
 Torch's own selective checkpoint asks a function about each operator. Here the answers are known before the block runs,
 because the plan has seen it whole; what is left is to follow them, and to notice at once where the block does something
-else. Of each call of the block there is one :class:`FollowedCall`: forward and recomputation count apart, and cannot
-drift.
+else. Of each call of the block there is one :class:`FollowedCall`: forward and recomputation count apart.
 """
 
 from __future__ import annotations

@@ -195,8 +195,7 @@ class CheckpointRegion:
     def end(self, running: RunningBlock, returned: Iterable[Tensor]) -> FollowedCall | None:
         """After the forward: what its backward is to follow; None where nothing is read by any. Raises
         ``PolicyMatchError`` where policy and block do not fit, and ``PolicyAuditError`` where the first call of its
-        kind holds other values than planned. A kernel may hold other memory for the same values: that is in the
-        report."""
+        kind holds other values than planned. Other memory for the same values is in the report."""
         call = running.run
         if isinstance(call, Observation):
             return self._plan(running, call, list(returned))

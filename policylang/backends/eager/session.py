@@ -64,8 +64,7 @@ Pair = tuple["CheckpointContext", "CheckpointContext"]
 class Contexts(partial[Pair]):
     """The ``context_fn`` of a checkpoint. Each call serves one forward. ``torch.compile`` takes partials of functions,
     which are pickled: the arguments of a trainer are stored with everything in them. A loaded one has the policy, and
-    the blocks of the model that was stored along with it. A copy is the same object, since it does not know what it is
-    called for."""
+    the blocks of the model that was stored along with it. A copy is the same object."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Contexts:
         return self

@@ -336,8 +336,7 @@ def _lengths(facts: Facts, row: int) -> tuple[int, ...]:
 
 def depths(facts: Facts, members: Sequence[Member]) -> list[int]:
     """The longest chain of other members that leads to each: two of one depth do not depend on each other, and at least
-    as many buckets as depths are needed (Mirsky's theorem). ``members`` in graph order. Linear in the nodes between the
-    first and the last."""
+    as many buckets as depths are needed (Mirsky's theorem). ``members`` in graph order. Linear in the nodes between."""
     wanted = {member.row for member in members}
     behind: dict[int, int] = {}
     """Node to the longest chain of members up to its result."""

@@ -7,8 +7,7 @@ has to confirm the guess, or nothing is done.
 An edit that one rank lacks is made nowhere. The part of a value that a rank takes is a number in its graph, and may
 equal the rank's position by accident; if only one rank removed its gather, the others would wait in it for ever. So
 each rank proposes the rewrites that its graph allows, and the findings that they rest on. Rewrites that not all ranks
-propose alike are rejected, and the rest is planned anew, until all proposals are the same; that nearly always takes one
-round.
+propose alike are rejected, and the rest is planned anew, until all proposals are the same, mostly in one round.
 """
 
 from __future__ import annotations

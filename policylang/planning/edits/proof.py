@@ -376,8 +376,7 @@ def _labelled(
     small: Mapping[str, tuple[int, ...]], ranks: Sequence[int], *, alike: bool, sums: bool
 ) -> dict[str, dict[int, Tensor]]:
     """The sources of each rank, with labels as elements: the same on all ranks if ``alike``; for ``sums``, such that a
-    sum identifies its summands, by separate binary digits for each rank; else labels that no other element of any rank
-    has."""
+    sum identifies its summands, by separate binary digits for each rank; else labels that nothing else has."""
     count = sum(map(prod, small.values()))
     width = (count * len(ranks)).bit_length() + 1
     found: dict[str, dict[int, Tensor]] = {name: {} for name in small}

@@ -193,8 +193,7 @@ def plan_edits(
     """The edits of a graph, and its facts once they are made. Linear in nodes and edges for each statement.
 
     With ``select``, which evaluates selectors once values are decided, only buckets are planned; without it, all other
-    kinds. ``held``: nodes that no collective crosses. Without ``ranks`` to ask, edits that depend on other ranks are
-    not made.
+    kinds. ``held``: nodes that no collective crosses. Without ``ranks``, edits that depend on others are not made.
     """
     planned = any((select is not None) is isinstance(each, Bucket) for each in policy.rewrites)
     if not planned or not capabilities.rewrites:

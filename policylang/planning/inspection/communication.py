@@ -292,8 +292,7 @@ class CollectivePlace:
 
 def places_of(facts: Facts, schedule: Schedule, lanes: Lanes | None = None) -> dict[str, CollectivePlace]:
     """Each collective by its name, in the order in which they start; of one that runs twice, the first run. Goes from
-    the last step to the first, so that the node that computes next is known: no start, no wait, nothing without
-    memory."""
+    the last step to the first, so that the node that computes next is known."""
     streams, roots, names = streams_of(facts), facts.storage_roots, facts.names
     started, awaited = dict[int, tuple[int, str]](), dict[int, tuple[int | None, str]]()
     coming, never = "", (None, "")

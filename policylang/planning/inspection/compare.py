@@ -79,9 +79,8 @@ class GraphOverview:
     operators: tuple[tuple[str, Totals], ...]
     """On a device those that take longest first; else those with the most bytes, then those with the most calls."""
     modules: tuple[tuple[str, str, Totals], ...]
-    """Module, operator and totals, for the forward; modules, and the operators of each, in graph order.
-    Modules that differ in numbers alone are one, with ``*`` for each number. On a device those that take longest come
-    first."""
+    """Module, operator and totals, for the forward; modules, and the operators of each, in graph order. Modules that
+    differ in numbers alone are one, with ``*`` for each number. On a device, by time."""
     times: NodeTimes | None = None
     """The whole graph; None without a device."""
     step: StepTime | None = None

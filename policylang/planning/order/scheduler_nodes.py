@@ -229,8 +229,7 @@ class _NodeBuilder:
 
 class LatestStarts:
     """When each scheduler node is due; O(nodes + edges). ``close``: loose nodes are due this far before their reader,
-    as a share of all computation; ``nearest``: the first consumer decides whether a collective is urgent, not the
-    critical path behind it."""
+    as a share of all computation; ``nearest``: the first consumer, not the critical path, decides what is urgent."""
 
     def __init__(self, nodes: SchedulerNodes, close: float, *, nearest: bool = False) -> None:
         count, self._close, self._nearest = len(nodes), close, nearest
