@@ -17,13 +17,13 @@ from attrs import evolve, field, frozen
 
 from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarning
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.devices.reading import find_device, place_of, read_device, tables_of
+from policylang.language.devices.reading import find_device, kind_of, one_of, place_of, read_device, tables_of
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose, is_syntax
 from policylang.language.files import policy_files, read_source, reason_of, write_whole
 from policylang.language.layout import format_source, line_end_of
 from policylang.language.loader import Loaded, load_policy, parse_policy
 from policylang.language.operators import OperatorTable
-from policylang.language.shown import did_you_mean, nearest, shortened
+from policylang.language.shown import shortened
 from policylang.language.statements import format_policy
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import PLANNED
@@ -218,7 +218,6 @@ _WHAT = {
     "path": 'the name of a path, as a text: `path = "joint"`',
     "device": 'a bundled device profile or the path of one, as a text: `device = "h100-sxm"`',
 }
-_KINDS = {dict: "a table", list: "a list", bool: "true or false", int: "a number", float: "a number"}
 
 
 @frozen
@@ -301,22 +300,24 @@ def _settings(file: Path, source: Source, table: Any) -> tuple[ProjectSettings, 
         problems.append(diagnose(code, message, span, help=help))
 
     if not isinstance(table, dict):
-        message = f"`policylang` is {_kind(table)}, and should be a table"
+        message = f"`policylang` is {kind_of(table)}, and should be a table"
         help = "write `[tool.policylang]`, and below it the settings"
         wrong(message, place_of(source, _TABLE, None).key, help)
         return ProjectSettings(file=file), tuple(problems)
     for key in table:
         if key not in KEYS:
             message = f"`{shortened(key, _LONGEST)}` means nothing in `[tool.policylang]`"
-            wrong(message, place_of(source, _TABLE, key).key, _near(key, KEYS), UNKNOWN_KEY)
+            wrong(message, place_of(source, _TABLE, key).key, one_of(key, KEYS), UNKNOWN_KEY)
     given: dict[str, str] = {}
     for key in filter(table.__contains__, KEYS):
         value = table[key]
         if not isinstance(value, str) or not value.strip() or "\0" in value:
-            what = f"is {_kind(value)}" if not isinstance(value, str) else "has a NUL" if value.strip() else "is empty"
+            what = (
+                f"is {kind_of(value)}" if not isinstance(value, str) else "has a NUL" if value.strip() else "is empty"
+            )
             wrong(f"`{key}` {what}, and should be {_WHAT[key]}", value_of(key))
         elif key == "path" and value not in PLANNED:
-            wrong(f"there is no path `{shortened(value, _LONGEST)}`", value_of(key), _near(value, PLANNED))
+            wrong(f"there is no path `{shortened(value, _LONGEST)}`", value_of(key), one_of(value, PLANNED))
         elif key == "device":
             found = find_device(value, file.parent)
             if isinstance(found, Diagnostic):
@@ -329,11 +330,3 @@ def _settings(file: Path, source: Source, table: Any) -> tuple[ProjectSettings, 
     places = {key: value_of(key) for key in given}
     problems.sort(key=lambda each: each.span.start if each.span else 0)
     return ProjectSettings(**given, file=file, places=places), tuple(problems)
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    return did_you_mean(nearest(word, known)) or f"there are {', '.join(f'`{each}`' for each in known)}"
-
-
-def _kind(value: object) -> str:
-    return _KINDS.get(type(value), "a date or a time")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import inf, isfinite
 from pathlib import Path
@@ -256,7 +256,7 @@ def _number(what: str, least: float, most: float, *, above: bool = False) -> _Fi
 
     def read(value: Any, name: str) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise _Misread(f"`{name}` is {_kind(value)}, and should be {what}", _plain_number(value))
+            raise _Misread(f"`{name}` is {kind_of(value)}, and should be {what}", _plain_number(value))
         if least <= value <= most and not (above and value == least):
             return float(value)
         try:
@@ -287,7 +287,7 @@ def _rate(what: str) -> _Figure[Rate]:
         for point in value:
             if not isinstance(point, list) or len(point) != 2:
                 help = f"a number, or points `[{what} of one, {what} per second]`: `[[1e9, 2e12], [1e12, 6e12]]`"
-                raise _Misread(f"`{name}` has {_kind(point)} that is not a size and a rate", help)
+                raise _Misread(f"`{name}` has {kind_of(point)} that is not a size and a rate", help)
             points.append((size(point[0], name), per_second(point[1], name)))
         if not points:
             raise _Misread(f"`{name}` is an empty list", "write a number, or points")
@@ -419,8 +419,7 @@ class _Reader:
         where = f"in `[{path[0]}]`" if path else "in a device profile"
         for key in given:
             if key not in known:
-                help = did_you_mean(nearest(key, known)) or f"there are {', '.join(f'`{each}`' for each in known)}"
-                self._wrong_key((*path, key), f"`{_short(key)}` means nothing {where}", help)
+                self._wrong_key((*path, key), f"`{_short(key)}` means nothing {where}", one_of(key, known))
 
     # --- tables ---
 
@@ -442,7 +441,7 @@ class _Reader:
             self._refuse_unknown(given, (name,), known or tuple(given))
             return given
         if given is not None:
-            message = f"`{name}` is {_kind(given)}, and should be a table"
+            message = f"`{name}` is {kind_of(given)}, and should be a table"
             self._wrong_key((name,), message, f"write `[{name}]`", "APL157")
         elif example:
             self._missing(f"[{name}]", (), f"write `[{name}]`, and below it {example}")
@@ -529,8 +528,7 @@ class _Reader:
             return ()
         groups = dict.fromkeys(name for name, _ in rows)
         if group is not None and group not in groups:
-            help = did_you_mean(nearest(group, groups)) or f"there are {', '.join(f'`{each}`' for each in groups)}"
-            raise _Misread(f"the table has no group `{group}`", help, "group")
+            raise _Misread(f"the table has no group `{group}`", one_of(group, groups), "group")
         times: dict[tuple[str, int], CollectiveTimes] = {}
         for name, each in rows:
             if group in (None, name) and times.setdefault((each.collective, each.ranks), each) is not each:
@@ -546,8 +544,13 @@ def _takes_all_of(first: Network, second: Network) -> bool:
     return first.ranks is None or (second.ranks is not None and first.ranks % second.ranks == 0)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: object) -> str:
     return _KINDS.get(type(value), "a date or a time")
+
+
+def one_of(word: str, known: Collection[str]) -> str:
+    """The help for a word that should be one of some others."""
+    return did_you_mean(nearest(word, known)) or f"there are {', '.join(f'`{each}`' for each in known)}"
 
 
 def _short(text: str) -> str:
