@@ -13,7 +13,6 @@ from attrs import define, evolve, field, fields, frozen
 from policylang.audit.report import (
     AuditReport,
     DecisionReport,
-    ExpectationReport,
     LeftAlone,
     Report,
     RewriteReport,
@@ -489,7 +488,7 @@ def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> 
         undecided_saved_bytes=audit.saved_bytes - sum(amounts["saved_bytes"]) if audit else None,
         rewrites=rewrite_reports(plan.policy, plan.edits if order is None else plan.edits.followed_by(order.edits)),
         orders=tuple(filter(None, (order_account(plan),))),
-        expectations=tuple(ExpectationReport(e.source, e.text, e.status, e.found, e.margin) for e in plan.expectations),
+        expectations=plan.expectations,
         warnings=tuple(_sentence(d) for d in plan.diagnostics if d.severity is Severity.WARNING),
         notes=tuple(notes),
         audit=AuditReport(audit.agrees, tuple(map(_sentence, audit.differences))) if audit else None,

@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from policylang.language.plain_data import to_plain
 from policylang.language.shown import as_text, counted, format_quantity
+from policylang.planning.plan import ExpectationOutcome
 
 if TYPE_CHECKING:
     from policylang.planning.inspection.communication import StepInOrder
@@ -239,19 +240,6 @@ class AuditReport:
 
 
 @frozen
-class ExpectationReport(ReportedLine):
-    """The result of an ``expect`` line."""
-
-    status: str
-    """``held``, ``failed``, or ``deferred`` where it depends on what PyTorch's partitioner will decide."""
-    found: str
-    """The figure that was found, in words."""
-    margin: float | None = None
-    """The distance from the limit, in bytes, FLOPs, a fraction or nodes: negative where it fails; None where there is
-    no number to compare."""
-
-
-@frozen
 class CodeOrderReport:
     """The order of communication in Inductor's code for the forward or backward graph."""
 
@@ -378,7 +366,7 @@ class Report:
     """With scheduling lines: the whole planned step, then the orders applied to the forward and the backward graph."""
     by_fsdp: tuple[FsdpOrderReport, ...] = ()
     """In eager under FSDP2, the results of `prefetch` lines."""
-    expectations: tuple[ExpectationReport, ...] = ()
+    expectations: tuple[ExpectationOutcome, ...] = ()
     """An entry for each ``expect`` line."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -394,6 +394,7 @@ class Facts:
 
     @cached_property
     def index(self) -> dict[str, int]:
+        """Node by node name."""
         return {name: row for row, name in enumerate(self.names)}
 
     @cached_property
@@ -451,6 +452,7 @@ class Facts:
         return roots
 
     def has(self, row: int, flag: int) -> bool:
+        """True if the node has the flag."""
         return bool(self.flags[row] & flag)
 
 

@@ -28,6 +28,7 @@ class Source:
         return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
     def line_column(self, offset: int) -> tuple[int, int]:
+        """The 1-based line and column (in characters) of a character offset."""
         line = bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
 
@@ -48,6 +49,7 @@ class Span:
 
     @property
     def text(self) -> str:
+        """The characters themselves."""
         return self.source.text[self.start : self.end]
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from attrs import asdict, fields, has
 
@@ -36,6 +36,8 @@ def _from_plain(kind: Any, data: Any) -> Any:
         return kind(**{name: _from_plain(types.get(name), each) for name, each in _checked(data, dict).items()})
     if origin in (tuple, list):
         return origin(_from_plain(parts[0], each) for each in _checked(data, list, tuple))
+    if origin is Literal:
+        return parts[parts.index(data)]
     if origin is not None:
         return {_checked(name, str): _from_plain(parts[1], each) for name, each in _checked(data, dict).items()}
     return _checked(data, kind) if kind in (str, int, bool) else data

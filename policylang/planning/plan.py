@@ -108,6 +108,8 @@ class RuleOutcome:
 
 @frozen
 class ExpectationOutcome:
+    """The result of an ``expect`` line."""
+
     text: str
     source: str
     status: Literal["held", "failed", "deferred"]
@@ -115,7 +117,7 @@ class ExpectationOutcome:
     found: str
     """The figure, as printed: ``219.5 MiB in block 3``."""
     margin: float | None = None
-    """The distance of the figure from the limit: negative where it fails; None where there is none."""
+    """The distance from the limit, in bytes, FLOPs, a fraction or nodes: negative where it fails; None without one."""
 
 
 @frozen(eq=False)

@@ -10,7 +10,6 @@ from math import inf
 from policylang.audit.report import (
     NO_GRADIENTS,
     CodeOrderReport,
-    ExpectationReport,
     OrderAccount,
     Report,
     RewriteReport,
@@ -26,7 +25,7 @@ from policylang.language.shown import (
     shortened,
     uncounted_text,
 )
-from policylang.planning.plan import Plan
+from policylang.planning.plan import ExpectationOutcome, Plan
 from policylang.report.layout import bytes_text, seconds_text, table
 
 _IN_BLOCK = re.compile(r" in block \d+$")
@@ -75,7 +74,7 @@ def _name(graph: Report, number: int) -> str:
 def expectation_lines(report: Report) -> Iterator[str]:
     """Each expectation once, in the order of the policy: what all graphs found, or the worst of it and where."""
     graphs = report.graphs or (report,)
-    asked: dict[tuple[str, str], list[tuple[ExpectationReport, str]]] = {}
+    asked: dict[tuple[str, str], list[tuple[ExpectationOutcome, str]]] = {}
     for number, graph in enumerate(graphs):
         for each in graph.expectations:
             asked.setdefault((each.source, each.text), []).append((each, _name(graph, number)))
@@ -83,8 +82,8 @@ def expectation_lines(report: Report) -> Iterator[str]:
         yield _answer(answers, "block" if all(graph.label for graph in graphs) else "graph")
 
 
-def _answer(answers: Sequence[tuple[ExpectationReport, str]], noun: str) -> str:
-    def severity(answer: tuple[ExpectationReport, str]) -> tuple[int, float]:
+def _answer(answers: Sequence[tuple[ExpectationOutcome, str]], noun: str) -> str:
+    def severity(answer: tuple[ExpectationOutcome, str]) -> tuple[int, float]:
         margin = answer[0].margin
         return _WORST_FIRST.index(answer[0].status), inf if margin is None else margin
 

@@ -24,11 +24,11 @@ from policylang.audit.outcome import combined
 from policylang.audit.report import (
     AuditReport,
     DecisionReport,
-    ExpectationReport,
     Report,
     ValuesReport,
 )
 from policylang.language.plain_data import from_plain
+from policylang.planning.plan import ExpectationOutcome
 
 SAVE, AGAIN = DecisionReport("save", "p.apl:2"), DecisionReport("recompute", "p.apl:1")
 
@@ -44,8 +44,8 @@ def block(number: int, size: int = 1024, margin: float | None = None, **more: De
         recomputed=ValuesReport(("sin",), 512),
         audit=AuditReport(True),
         expectations=(
-            ExpectationReport("p.apl:8", "expect saved <= 1 GiB", "deferred", "it is about a whole graph"),
-            ExpectationReport("p.apl:9", "expect saved per block <= 2 KiB", "held", found, margin),
+            ExpectationOutcome("expect saved <= 1 GiB", "p.apl:8", "deferred", "it is about a whole graph"),
+            ExpectationOutcome("expect saved per block <= 2 KiB", "p.apl:9", "held", found, margin),
         ),
         label=f"layers.{number}",
     )

@@ -8,12 +8,12 @@ from policylang.audit.outcome import combined
 from policylang.audit.report import (
     AuditReport,
     DecisionReport,
-    ExpectationReport,
     Report,
     RuleReport,
     ValuesReport,
 )
 from policylang.language.plain_data import from_plain
+from policylang.planning.plan import ExpectationOutcome
 
 MIB = 2**20
 
@@ -34,7 +34,7 @@ REPORT = Report(
     recomputed=ValuesReport(("sin",), 3 * MIB, 2_500_000),
     forward_flops=10_000_000,
     undecided_saved_bytes=MIB,
-    expectations=(ExpectationReport("p.apl:3", "expect saved <= 8 MiB", "held", "6 MiB"),),
+    expectations=(ExpectationOutcome("expect saved <= 8 MiB", "p.apl:3", "held", "6 MiB"),),
     warnings=("p.apl:4: something to know (APL999)",),
     audit=AuditReport(True),
 )
