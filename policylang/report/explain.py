@@ -23,6 +23,7 @@ from policylang.planning.expectations import NodeOutcomes
 from policylang.planning.inspection.communication import (
     CollectivePlace,
     LineInOrder,
+    LineStanding,
     PlacedCollective,
     bucket_statements,
     collective_asked,
@@ -50,18 +51,6 @@ class Explained:
 
 
 @frozen
-class RuleLine:
-    """One rule, as a node or another rule sees it."""
-
-    source: str
-    text: str
-    standing: str
-    """``decided``, ``overridden``, ``no match``, ``kept by the user`` or ``always saved``."""
-    why: str = ""
-    """The part of the rule that left the node out, or the rule that took it over."""
-
-
-@frozen
 class NodeExplanation(Explained):
     name: str
     operator: str
@@ -86,7 +75,7 @@ class NodeExplanation(Explained):
     """The decider instead of a rule, if any."""
     fate: str | None
     """``saved``, ``recomputed`` or ``offloaded``; None where the backward needs no such value."""
-    rules: tuple[RuleLine, ...]
+    rules: tuple[LineStanding, ...]
 
     def __str__(self) -> str:
         shape = f"{'×'.join(map(str, self.shape or ()))} {self.dtype}".strip()
@@ -117,7 +106,7 @@ class RuleExplanation(Explained):
     matched: int
     decided: int
     kept_by_user: int
-    taken_over: tuple[RuleLine, ...]
+    taken_over: tuple[LineStanding, ...]
     """The rules that took matches over, in order."""
     parts: tuple[str, ...]
     names: tuple[str, ...]
@@ -188,7 +177,7 @@ def explain_node(
         reason=reason,
         fate=None if outcome is None else outcome.phrase,
         rules=tuple(
-            RuleLine(
+            LineStanding(
                 each.rule.source,
                 each.rule.text,
                 each.standing,
@@ -217,7 +206,7 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
         decided=len(outcome.decided),
         kept_by_user=outcome.kept_by_user,
         taken_over=tuple(
-            RuleLine(rules[other].source, rules[other].text, "overridden", f"{count:,} overridden by")
+            LineStanding(rules[other].source, rules[other].text, "overridden", f"{count:,} overridden by")
             for other, count in outcome.overridden_by.items()
         ),
         parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts, times=plan.times)),

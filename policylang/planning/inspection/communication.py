@@ -314,12 +314,16 @@ def places_of(facts: Facts, schedule: Schedule, lanes: Lanes | None = None) -> d
 
 
 @frozen
-class LineOnCollective:
+class LineStanding:
+    """A line of the policy, as a node, a collective or another rule sees it."""
+
     source: str
     text: str
     standing: str
-    """``joined``, ``moved``, ``left``, ``not moved`` or ``no match``."""
+    """``decided``, ``overridden``, ``kept by the user`` or ``always saved``; of a collective ``joined``, ``moved``,
+    ``left`` or ``not moved``; else ``no match``."""
     why: str = ""
+    """The part of a rule that left the node out, or the rule that took it over; why a collective was left."""
 
 
 @frozen
@@ -330,7 +334,7 @@ class PlacedCollective:
     """As it was asked for."""
     operator: str
     group: str
-    lines: tuple[LineOnCollective, ...]
+    lines: tuple[LineStanding, ...]
     """Every scheduling line, in the order of planning."""
     traced: CollectivePlace | None
     """None of what only the planned order has."""
@@ -374,7 +378,7 @@ def placed(found: Communication, name: str) -> PlacedCollective:
     )
 
 
-def _standing(line: LineInOrder, name: str, now: str) -> LineOnCollective:
+def _standing(line: LineInOrder, name: str, now: str) -> LineStanding:
     asked = {name, now}
     joined = [bucket for bucket in line.buckets if name in (*bucket.members, *bucket.names)]
     left = [reason for reason, names in line.left.items() if not asked.isdisjoint(names)]
@@ -387,4 +391,4 @@ def _standing(line: LineInOrder, name: str, now: str) -> LineOnCollective:
         standing = "moved"
     elif not asked.isdisjoint(line.matched):
         standing = "not moved"
-    return LineOnCollective(line.source, line.text, standing, why)
+    return LineStanding(line.source, line.text, standing, why)
