@@ -56,14 +56,18 @@ module.exports = grammar({
     collapse: _ => seq('collapse', 'round_trips'),
 
     rule: $ => choice(
-      seq(field('action', $.action), field('selector', $._selector), optional($.budget)),
-      seq(field('selector', $._selector), $.arrow, field('action', choice($.action, $.identifier)), optional($.budget)),
+      seq(field('action', $.action), field('selector', $._selector), optional(choice($.budget, $.form))),
+      seq(
+        field('selector', $._selector), $.arrow, field('action', choice($.action, $.identifier)),
+        optional(choice($.budget, $.form)),
+      ),
     ),
     action: _ => choice(
       'save', 'must_save', 'prefer_save', 'recompute', 'prefer_recompute', 'must_recompute', 'offload',
       'prefer_offload', 'leave',
     ),
     budget: $ => seq('up', 'to', $.quantity, 'per', 'rank'),
+    form: $ => seq('as', field('type', $.identifier), optional(seq('per', 'row'))),
 
     bucket: $ => seq('bucket', field('selector', $._selector), optional(seq('up', 'to', $.quantity))),
     prefetch: $ => seq('prefetch', choice(field('selector', $._selector), 'offloaded'), $.integer, $._block, 'ahead'),
@@ -80,6 +84,7 @@ module.exports = grammar({
       seq($.figure, optional(seq('per', alias('host', $.figure))), $.comparison, $.limit),
       seq(choice('exactly', seq('at', choice('least', 'most'))), $.integer, field('selector', $._selector)),
       seq(optional(choice('every', 'no')), field('selector', $._selector), choice('saved', 'recomputed', 'offloaded')),
+      'lossless',
     )),
     figure: $ => choice($.identifier, seq('step', 'time'), seq('host', 'memory')),
     limit: $ => seq($.quantity, optional(seq('of', $._whole))),

@@ -6,14 +6,14 @@ Needs no torch, no model and no GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from policylang.api.load import DeviceLike, PolicyLike, device_of, operators_at_hand, operators_in
-from policylang.language.diagnostics import Diagnostic, Source
+from policylang.language.diagnostics import Diagnostic, Source, diagnose, left_out
 from policylang.language.files import policy_files
 from policylang.language.loader import Loaded, load_policy, load_source
 from policylang.language.names import SELDOM_IN_GRAPHS
@@ -32,6 +32,7 @@ def check(
     path: PathName | None = None,
     one_model: bool = False,
     device: DeviceLike | None = None,
+    lossless: bool = False,
 ) -> CheckResult:
     """Check policy files, or bundled policies by their bare names. A folder means every ``.apl`` file below it.
 
@@ -49,6 +50,8 @@ def check(
     Operators are looked up in the bundled manifest, in the graphs and, if torch is loaded, in torch's registry. A
     ``Source`` is a text in memory. A ``Policy`` was checked when it was loaded: only errors on the graphs are reported.
 
+        lossless: a line after which the backward computes with other bits than the forward made is an error.
+
     A mistake in a policy or a graph, or a missing file, is a diagnostic: it never raises for them.
     """
     given = [each for path in paths for each in _loaders(path)]
@@ -60,7 +63,7 @@ def check(
         operators = operators_at_hand()
         for name, load in given:
             loaded = load(operators=operators)
-            of_file = [*loaded.diagnostics]
+            of_file = [*loaded.diagnostics, *_lossy(loaded.policy if lossless else None)]
             if path is not None and loaded.policy is not None:
                 from policylang.api.planned_graphs import refused_of_any_graph  # a text alone can do without planning
 
@@ -76,12 +79,20 @@ def check(
     for name, load in given:
         loaded = load(operators=operators)
         of_file = [said for said in loaded.diagnostics if not (graphs and said.code == SELDOM_IN_GRAPHS)]
+        of_file += _lossy(loaded.policy if lossless else None)
         if loaded.policy is not None and graphs:
             made, more = on_graph(loaded.policy, graphs, path, one_model=one_model, device=profile)
             plans += made
             of_file += more
         found += (each.found_in(name) for each in of_file)
     return CheckResult(files, tuple(_once(found)), tuple(graphs), tuple(plans))
+
+
+def _lossy(policy: Policy | None) -> Iterator[Diagnostic]:
+    for rule in () if policy is None else policy.lossy:
+        message = f"`{rule.text}` is lossy: the backward computes with other bits than the forward made"
+        fixes = [] if rule.tail is None else [left_out(rule.tail)]
+        yield diagnose("APL216", message, rule.span, help="save these values as they are", fixes=fixes)
 
 
 def _loaders(given: PolicyLike | Source) -> list[tuple[str, Callable[..., Loaded]]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,10 +13,20 @@ from torch import Tensor, fx
 
 from policylang.audit import outcome
 from policylang.graph import marks
-from policylang.graph.facts import STARTS, Facts, Flag, Phase
+from policylang.graph.facts import MOVING, Facts, Flag, Phase
 from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.syntax import NarrowForm
 from policylang.operators.calls import argument, describe, function, nodes_in, piece_of_draw
-from policylang.operators.names import HOST_COPY_WAIT, OFFLOAD, RELOAD, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
+from policylang.operators.names import (
+    HOST_COPY_WAIT,
+    NARROW,
+    OFFLOAD,
+    RELOAD,
+    RUNS_WITH_RANDOM_STATE,
+    SAVES_RANDOM_STATE,
+    SCALES,
+    WIDEN,
+)
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.plan import Plan
 from policylang.planning.schedule import kept_rows
@@ -34,8 +45,8 @@ def is_random_state(value: Any) -> bool:
 
 
 def is_copy(node: fx.Node) -> bool:
-    """The node starts or awaits a copy between device and host."""
-    return node.op == "call_function" and describe(node.target).name in (*STARTS, HOST_COPY_WAIT)
+    """The node starts or awaits a copy between device and host, or narrows or widens a value."""
+    return node.op == "call_function" and describe(node.target).name in MOVING
 
 
 def read(
@@ -74,7 +85,8 @@ class _GraphReader:
     hosts: dict[fx.Node, fx.Node] = field(factory=dict)
     """By the node that gives a copy on the host, the node that started it."""
     back: dict[fx.Node, fx.Node] = field(factory=dict)
-    """By the node that gives a copy back on the device, the copy on the host."""
+    """By the node that gives a copy back on the device, or widens it, the copy on the host, or the narrow value."""
+    scales: list[fx.Node] = field(factory=list)
     in_region: set[int] = field(factory=set)
     latest: int = 0
     drawn: set[int] = field(factory=set)
@@ -177,23 +189,40 @@ class _GraphReader:
 
     def _pair_copies(self) -> None:
         """A value is moved if the chain ``offload``, ``wait``, ``reload``, ``wait`` leads from it to its readers, each
-        ``wait`` holding the source of its copy. Any other use of these operators is a race."""
-        copies, races = self.copies, self.found.races
+        ``wait`` holding the source of its copy. Any other use of these operators is a race. A narrowed value
+        goes from ``narrow`` to ``widen``, with its scales."""
+        copies, races, handed = self.copies, self.found.races, self.handed
         for node, name in copies.items():
-            if name != HOST_COPY_WAIT:
+            if name == SCALES:
+                self.scales.append(node)
+            elif name == NARROW:
+                self.hosts[node] = node
+            elif name == WIDEN:
+                place, scale = node.args[:2]
+                narrow = handed.get(place, place)
+                if copies.get(narrow) != NARROW or narrow.args[1] is not handed.get(scale, scale):
+                    self.found.unscaled.append(node.name)
+                else:
+                    self.back[node] = place
+            elif name != HOST_COPY_WAIT:
                 if not node.users or any(copies.get(user) != HOST_COPY_WAIT for user in node.users):
                     races.append(node.name)
-                continue
-            start, source = node.args[:2]
-            kind = copies.get(start) if isinstance(start, fx.Node) else None
-            if kind not in (OFFLOAD, RELOAD) or not isinstance(source, fx.Node) or start.args[0] is not source:
-                races.append(node.name)
-            elif kind == OFFLOAD:
-                self.hosts[node] = start
             else:
-                self.back[node] = source
-        fetched = {source for node, source in self.back.items() if node.users}
-        for place in (*self.hosts, *(place for place, sent in self.handed.items() if sent in self.hosts)):
+                start, source = node.args[:2]
+                kind = copies.get(start) if isinstance(start, fx.Node) else None
+                if kind not in (OFFLOAD, RELOAD) or not isinstance(source, fx.Node) or start.args[0] is not source:
+                    races.append(node.name)
+                elif kind == OFFLOAD:
+                    self.hosts[node] = start
+                else:
+                    self.back[node] = source
+        fetched = {source for node, source in self.back.items() if node.users}.union(
+            scale
+            for node in self.back
+            if node.users and len(node.args) > 1 and isinstance(scale := node.args[1], fx.Node)
+        )
+        mine = {*self.hosts, *self.scales}
+        for place in (*mine, *(place for place, sent in handed.items() if sent in mine)):
             wrong = [user.name for user in place.users if user not in copies and user.op != "output"]
             is_sent = any(user.op == "output" for user in place.users)
             races.extend(wrong if wrong or is_sent or place in fetched else [place.name])
@@ -203,11 +232,22 @@ class _GraphReader:
         origin = {node: handed.get(source, source) for node, source in self.back.items()}
         found.unsent.extend(node.name for node, host in origin.items() if host not in self.hosts)
         fetched = {host for node, host in origin.items() if node.users}
+        widened: dict[fx.Node, set[str]] = {}
+        for node, host in origin.items():
+            if self.copies[node] == WIDEN:
+                widened.setdefault(host, set()).add(_dtype(node))
         for host, start in self.hosts.items():
             value = start.all_input_nodes[0]
             steps = self.position[start], self.position[host]
             row = self.rows[self.position[value]]
-            found.copies.append(outcome.HostCopy(row, value.name, host.name, *steps, host in fetched))
+            form = NarrowForm(_dtype(host), host.args[1] is not None) if self.copies[host] == NARROW else None
+            types = frozenset(widened.get(host, ()))
+            found.copies.append(outcome.HostCopy(row, value.name, host.name, *steps, host in fetched, form, types))
+
+
+def _dtype(node: fx.Node) -> str:
+    """The type that a node narrows or widens to."""
+    return str(node.args[2]).removeprefix("torch.")
 
 
 _OF_HALVES = outcome.Wording(
@@ -270,7 +310,14 @@ def audit_copies(
     ``split`` was read then: rewritten nodes have other names, but outputs and inputs keep their places."""
     outputs, inputs = _returned(forward), backward.find_nodes(op="placeholder")
     places = {row: split.places[row] for row in needs.moved if row in split.places}
-    sent = {inputs[taken]: outputs[number] for number, taken in places.values()}
+    scaled = {row: split.places[row] for row in places if (by := plan.decisions[row]) and by.form and by.form.per_row}
+    before = [sorted(place[half] for place in scaled.values()) for half in (0, 1)]  # scales follow their values
+    places = {
+        row: (number + bisect_left(before[0], number), taken + bisect_left(before[1], taken))
+        for row, (number, taken) in places.items()
+    }
+    beside = [(number + 1, taken + 1) for row, (number, taken) in places.items() if row in scaled]
+    sent = {inputs[taken]: outputs[number] for number, taken in (*places.values(), *beside)}
     handed = {place: value for place, value in sent.items() if isinstance(value, fx.Node)}
     if not places and not any(map(is_copy, chain(forward.nodes, backward.nodes))):
         return ()
@@ -382,6 +429,14 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> outcome.Audit:
     return outcome.summary(plan, found, differences, saved=sorted({*saved, *here}), offloaded=away)
 
 
+def _other_types(plan: Plan, held: Mapping[int, Sequence[Tensor]]) -> Iterator[Diagnostic]:
+    """A difference for each narrowed value that no tensor of its operator has the type of."""
+    for row, form in plan.schedule.forms.items():
+        types = [str(tensor.dtype).removeprefix("torch.") for tensor in held.get(plan.facts.owners[row], ())]
+        if types and form.dtype not in types:
+            yield _OF_EAGER.of_row(outcome.OTHER_FORM, plan, row, f"is held as {', '.join(types)}")
+
+
 OTHER_BYTES = "APL409"
 _OF_EAGER = outcome.Wording(
     "{node} {found}",
@@ -409,7 +464,10 @@ def audit_eager(
     planned = {facts.owners[row] for row in kept_rows(facts, (*needs.saved, *needs.offloaded))}
     found = outcome.Found(saved=sorted({facts.owners[row] for row in held}))
     must = {row for row in planned if plan.checkpoints is None or row < plan.checkpoints.reach[0]}
-    wrong = tuple(outcome.runs_otherwise(_OF_EAGER, plan, outcome.Expected(planned, must), found.saved, found))
+    wrong = (
+        *outcome.runs_otherwise(_OF_EAGER, plan, outcome.Expected(planned, must), found.saved, found),
+        *_other_types(plan, held),
+    )
     # the recomputation is still to come, and so are copies to the host: they are taken as planned
     found = evolve(found, recomputed=list(needs.recomputed))
     audit = outcome.summary(plan, found, wrong, saved=needs.saved, offloaded=needs.offloaded)

@@ -21,7 +21,7 @@ from torch import fx
 
 from policylang.audit.outcome import OUT_OF_ORDER
 from policylang.graph import marks
-from policylang.graph.facts import STARTS, Facts, Flag, StepKind
+from policylang.graph.facts import MOVING, NARROWING, STARTS, Facts, Flag, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import counted
 from policylang.operators.calls import describe, effects, function, written_statistics
@@ -173,6 +173,9 @@ _SAID = {
     StepKind.WAIT_TO_HOST: "the copy of `{}` to the host is awaited",
     StepKind.COPY_FROM_HOST: "the copy of `{}` from the host starts",
     StepKind.WAIT_FROM_HOST: "the copy of `{}` from the host is awaited",
+    StepKind.SCALE: "the scales of `{}` are worked out",
+    StepKind.NARROW: "`{}` is narrowed",
+    StepKind.WIDEN: "`{}` is widened",
 }
 
 GraphStep = tuple[StepKind, str, int]
@@ -261,7 +264,7 @@ class _OrderReader:
     def _value(self, node: fx.Node) -> str:
         """The plan's name for a node's result: a copy from the host is the value that was sent, as far as edges go."""
         value = node
-        while value.op == "call_function" and (called := describe(value.target).name) in (*STARTS, HOST_COPY_WAIT):
+        while value.op == "call_function" and (called := describe(value.target).name) in MOVING:
             source = value.args[1 if called == HOST_COPY_WAIT else 0]
             if not isinstance(source, fx.Node) or source.op == "placeholder":
                 return str(marks.custom(node.meta).get(marks.MOVED, value.name))
@@ -341,7 +344,7 @@ def _kind(node: fx.Node) -> StepKind:
         return _RUN
     called = describe(node.target).name
     if called != HOST_COPY_WAIT:
-        return STARTS.get(called, _RUN)
+        return STARTS.get(called) or NARROWING.get(called, _RUN)
     start = node.args[0]
     is_out = isinstance(start, fx.Node) and start.op == "call_function" and describe(start.target).name == OFFLOAD
     return StepKind.WAIT_TO_HOST if is_out else StepKind.WAIT_FROM_HOST

@@ -23,11 +23,20 @@ from policylang.audit.report import (
 from policylang.graph.facts import Facts, GraphKind, uncounted_operators
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.shown import did_you_mean, listed, nearest
-from policylang.language.syntax import Action, Policy, Rule
+from policylang.language.syntax import NarrowForm, Policy, Rule
 from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.liveness import SavedForBackward, counted_by_data, with_cost
 from policylang.planning.plan import Plan
-from policylang.planning.value_outcome import KEPT, ON_HOST, Decision, Outcome, Why, saved_as, saved_bytes
+from policylang.planning.value_outcome import (
+    KEPT,
+    ON_HOST,
+    Decision,
+    Outcome,
+    Why,
+    narrowed_by,
+    saved_as,
+    saved_bytes,
+)
 
 if TYPE_CHECKING:
     from policylang.planning.plan import OrderPlan
@@ -35,7 +44,7 @@ if TYPE_CHECKING:
 
 @frozen
 class HostCopy:
-    """A value that is copied to the host. ``started`` and ``awaited`` are positions."""
+    """A value that is copied to the host, or narrowed. ``started`` and ``awaited`` are positions."""
 
     row: int
     """The row of the value; -1 if the plan lacks it."""
@@ -46,6 +55,10 @@ class HostCopy:
     awaited: int
     fetched: bool
     """Something reads it on the device afterwards."""
+    form: NarrowForm | None = None
+    """The form that it is narrowed to."""
+    widened: frozenset[str] = frozenset()
+    """The types that it is widened to."""
 
 
 @define
@@ -85,6 +98,8 @@ class Found:
     copies: list[HostCopy] = field(factory=list)
     unsent: list[str] = field(factory=list)
     """Nodes that copy back a value that is not passed as a copy on the host."""
+    unscaled: list[str] = field(factory=list)
+    """Nodes that widen something else than a narrow value with its scales."""
     races: list[str] = field(factory=list)
     """Nodes that start, take or read a copy without the wait that makes it safe."""
 
@@ -125,6 +140,7 @@ OUT_OF_ORDER = "APL410"
 OFFLOADED_UNPLANNED = "APL411"
 NOT_FREED = "APL412"
 RACE = "APL413"
+OTHER_FORM = "APL420"
 
 _TWICE = "was recomputed more than once for the same part of the backward"
 _ALL_PATHS = {
@@ -201,6 +217,10 @@ def moves_otherwise(
     """Copies that are not as planned. ``moved``: the nodes that are to wait on the host, with their copies;
     ``unplanned``: the names of nodes that take part in any other copy."""
     yield from (say.of_node(RACE, name) for name in found.races)
+    yield from (
+        Diagnostic(OTHER_FORM, f"`{name}` widens by other scales than a value was narrowed by")
+        for name in found.unscaled
+    )
     yield from (say.of_node(OFFLOADED_UNPLANNED, name) for name in unplanned)
     roots = plan.facts.storage_roots
     alive = {roots[row] for row in found.saved}
@@ -208,8 +228,10 @@ def moves_otherwise(
         root = roots[row]
         if copy is None:
             yield say.of_row(NOT_FREED, plan, row, f"was not {_outcome(plan, row).moves}")
-        elif copy.awaited > found.begins:
-            alive.add(root)
+        else:
+            yield from _other_forms(say, plan, row, copy)
+            if copy.awaited > found.begins:
+                alive.add(root)
         if root in alive or found.held.get(root, -1) > found.begins:
             yield say.of_row(
                 NOT_FREED, plan, row, f"was {_outcome(plan, row).word} and is held on the device all the same"
@@ -221,6 +243,16 @@ def moves_otherwise(
             yield say.of_node(OUT_OF_ORDER, found.order[copy.started], late)
 
 
+def _other_forms(say: Wording, plan: Plan, row: int, copy: HostCopy) -> Iterator[Diagnostic]:
+    """How a value is kept otherwise than in the form that was planned."""
+    decision, dtype = plan.decisions[row], plan.facts.dtypes[row]
+    if decision is None or copy.form != decision.form:
+        found = "was copied to the host" if copy.form is None else f"was narrowed to {copy.form.text}"
+        yield say.of_row(OTHER_FORM, plan, row, found)
+    for other in sorted(copy.widened - {dtype}):
+        yield say.of_row(OTHER_FORM, plan, row, f"was {dtype} and is widened to {other}")
+
+
 def _outcome(plan: Plan, row: int) -> Outcome:
     decision = plan.decisions[row]
     return KEPT if decision is None else decision.outcome
@@ -229,7 +261,7 @@ def _outcome(plan: Plan, row: int) -> Outcome:
 def _planned(decision: Decision | None, rule: Rule | None) -> str:
     if decision is None:
         return "nothing of it: it is no forward value"
-    verb = decision.outcome.phrase if decision.action is None else decision.action.word.replace("_", " ")
+    verb = decision.outcome.phrase if decision.action is None else decision.word.replace("_", " ", 1)
     if rule is not None:
         return f"{verb} (`{rule.text}`, {rule.source})"
     return f"{verb} ({decision.reason or decision.why.value})"
@@ -454,6 +486,7 @@ def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> 
             "saved_bytes": _by_rule(plan, zip(saved, saved_bytes(facts, saved, plan.decisions), strict=True)),
             "recomputed_flops": _by_rule(plan, ((row, facts.flops[row]) for row in again)),
             "offloaded_bytes": _by_rule(plan, zip(offloaded, ON_HOST.kept_bytes(facts, offloaded), strict=True)),
+            "narrowed_bytes": _by_rule(plan, ((row, narrowed_by(facts, row, plan.decisions[row])) for row in saved)),
         }
         if seconds is not None:
             amounts["recomputed_seconds"] = _by_rule(plan, ((row, seconds[row]) for row in again), 0.0)
@@ -510,14 +543,9 @@ def _decisions(plan: Plan) -> dict[str, DecisionReport]:
             continue
         if planned not in known:
             rule = plan.rule_of(row)
-            known[planned] = DecisionReport(word(planned.action), rule.source if rule else None, planned.reason)
+            known[planned] = DecisionReport(planned.word, rule.source if rule else None, planned.reason)
         found[plan.facts.names[row]] = known[planned]
     return found
-
-
-def word(action: Action | None) -> str:
-    """An action as the language writes it; ``auto`` for what is left to PyTorch's partitioner."""
-    return "auto" if action is None else action.word
 
 
 def _by_rule(plan: Plan, costs: Iterable[tuple[int, Any]], zero: float = 0) -> list[Any]:

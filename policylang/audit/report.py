@@ -212,6 +212,8 @@ class RuleReport(ReportedLine):
     """Memory that this rule moves to the host; None before a partition."""
     recomputed_seconds: float | None = None
     """Time of that recomputation on the policy's device; None without one and before a partition."""
+    narrowed_bytes: int | None = None
+    """The bytes by which what this rule narrows is smaller than it was made; None before a partition."""
 
 
 @frozen

@@ -1,4 +1,6 @@
-"""Copies of values to the host and back: the operators ``policylang::offload``, ``reload`` and ``wait``.
+"""What takes the place of values between forward and backward: copies on the host, and narrower values.
+
+The operators ``policylang::offload``, ``reload`` and ``wait`` copy values to the host and back.
 
 ::
 
@@ -15,6 +17,11 @@ On an accelerator copies run on streams of their own, one each way and device, a
 computes wait for one copy; the host does not wait. Host memory is taken from one pool. On a CPU a copy is made at once.
 PyTorch has operators for the same purpose (``ao::offload``, in 2.12 and later); they run on accelerators alone, and
 free what they copy from, whoever else reads that memory.
+
+``narrow`` and ``widen`` change the type of a value: rounded to the nearest number of the narrow type, and exactly
+back, with the same sizes and strides. With a scale for each row, along the last dimension, the largest number of a row
+becomes the largest of the type; ``scales`` returns them. A row that holds an infinity, NaN or nothing but zeros has the
+scale 1: its numbers become what PyTorch's conversion makes of them.
 
 A schedule places copies in a graph: a copy to the host right after the step before it, a copy back right before the
 step after it; steps whose node the graph lacks are skipped. Nodes of other passes may read the copies too: a copy is
@@ -36,6 +43,7 @@ from torch import Tensor, fx
 
 from policylang.graph import marks
 from policylang.graph.facts import Schedule, StepKind
+from policylang.language.syntax import NarrowForm
 from policylang.planning.schedule import IN_FLIGHT, SMALLER, pool_bytes
 from policylang.torch_compat.eager import storage_address, storage_bytes, storage_users, version
 from policylang.torch_compat.graphs import outside_of_modes
@@ -208,8 +216,77 @@ def _wait(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
     return copy.target
 
 
+_SLICES, _SMALL = 16, 1 << 20
+"""Values of more bytes are narrowed and widened in so many slices, which bounds what that takes beside the result."""
+
+
+def _slices(tensor: Tensor, like: Tensor) -> Sequence[Tensor]:
+    """Slices of a tensor, along the dimension of ``like`` before its last that has most."""
+    if like.dim() < 2 or like.numel() * like.itemsize <= _SMALL:
+        return (tensor,)
+    dim = max(range(like.dim() - 1), key=lambda each: int(like.size(each)))
+    found: Sequence[Tensor] = tensor.split(-(-int(like.size(dim)) // _SLICES), dim)
+    return found
+
+
+def _scales(value: Tensor, dtype: torch.dtype) -> Tensor:
+    wide = torch.promote_types(value.dtype, torch.float32)
+    largest = torch.linalg.vector_norm(value, torch.inf, -1, keepdim=True, dtype=wide)
+    scale = largest.to(torch.float32) / torch.finfo(dtype).max
+    is_usable = torch.isfinite(scale) & (scale >= torch.finfo(torch.float32).tiny)
+    return torch.where(is_usable, scale, 1.0).contiguous()
+
+
+def _narrow(value: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    found = _of_type(value, dtype)
+    if scale is None:
+        return found.copy_(value)
+    parts = (_slices(each, value) for each in (found, value, scale))
+    for target, source, divisor in zip(*parts, strict=True):
+        target.copy_(source / divisor)
+    return found
+
+
+def _widen(narrow: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    found, wide = _of_type(narrow, dtype), torch.promote_types(dtype, torch.float32)
+    if scale is None:
+        return found.copy_(narrow)
+    parts = (_slices(each, found) for each in (found, narrow, scale))
+    for target, source, factor in zip(*parts, strict=True):
+        target.copy_(source.to(wide) * factor)
+    return found
+
+
+def _of_type(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(value.size(), value.stride(), dtype=dtype, device=value.device)
+
+
+def narrowed(value: Tensor, form: NarrowForm) -> tuple[Tensor, ...]:
+    """A value in a narrower form, and its scales where the form has any."""
+    dtype = getattr(torch, form.dtype)
+    scale = _scales(value, dtype) if form.per_row else None
+    return (_narrow(value, scale, dtype),) if scale is None else (_narrow(value, scale, dtype), scale)
+
+
+def widened(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """A value from its narrower form."""
+    return _widen(parts[0], parts[1] if len(parts) > 1 else None, dtype)
+
+
+def _fake_scales(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.new_empty((*value.size()[:-1], 1) if value.dim() else (), dtype=torch.float32)
+
+
 _library = torch.library.Library("policylang", "DEF")
 for _name, _arguments, _kernel, _fake in (
+    ("scales", "Tensor value, ScalarType dtype", _scales, _fake_scales),
+    (
+        "narrow",
+        "Tensor value, Tensor? scale, ScalarType dtype",
+        _narrow,
+        lambda value, _, dtype: _of_type(value, dtype),
+    ),
+    ("widen", "Tensor narrow, Tensor? scale, ScalarType dtype", _widen, lambda value, _, dtype: _of_type(value, dtype)),
     ("offload", "Tensor value", _offload, _ticket),
     ("reload", "Tensor host, Device device", _reload, _ticket),
     ("wait", "Tensor ticket, Tensor source, Device device", _wait, lambda _, source, device: _like(source, device)),
@@ -311,25 +388,38 @@ def await_copies() -> None:
 OFFLOAD_OP = torch.ops.policylang.offload.default
 RELOAD_OP = torch.ops.policylang.reload.default
 WAIT_OP = torch.ops.policylang.wait.default
+SCALES_OP = torch.ops.policylang.scales.default
+NARROW_OP = torch.ops.policylang.narrow.default
+WIDEN_OP = torch.ops.policylang.widen.default
 
 
 _NOT_CARRIED = ("recompute", "ac_graph_id", "tensor_meta", "should_offload", "saved_for_offloading")
 """Tags, those of PyTorch's offloading among them, and repeated facts about a value."""
 _NOT_OF_A_COPY = (marks.SAVED, marks.RANDOM_STATE)
 _PHASES = ("phase", marks.PHASE)
-_STARTS = {OFFLOAD_OP: StepKind.COPY_TO_HOST, RELOAD_OP: StepKind.COPY_FROM_HOST}
+_STARTS = {
+    OFFLOAD_OP: StepKind.COPY_TO_HOST,
+    RELOAD_OP: StepKind.COPY_FROM_HOST,
+    SCALES_OP: StepKind.SCALE,
+    NARROW_OP: StepKind.NARROW,
+    WIDEN_OP: StepKind.WIDEN,
+}
 
 
 Nodes = Sequence[fx.Node | None]
 """By step of a schedule: the node that runs then, None where the graph has none."""
 
 
-def copy_out(graph: fx.Graph, schedule: Schedule, nodes: Nodes, values: Mapping[int, fx.Node]) -> dict[int, fx.Node]:
-    """Copy values, given by node, to the host; returns by node the node that returns the copy."""
+Waiting = Mapping[int, tuple[fx.Node, ...]]
+"""By row, what waits in place of its value: the copy on the host, or the narrow value and its scales."""
+
+
+def copy_out(graph: fx.Graph, schedule: Schedule, nodes: Nodes, values: Mapping[int, fx.Node]) -> Waiting:
+    """Copy values, given by node, to the host, or narrow them."""
     following = _following(graph, nodes)
     last = max((step for step, kind in enumerate(schedule.kinds) if kind == StepKind.COPY_TO_HOST), default=-1)
     tickets: dict[int, fx.Node] = {}
-    hosts: dict[int, fx.Node] = {}
+    hosts: dict[int, tuple[fx.Node, ...]] = {}
     behind: fx.Node | None = None
     for step, (kind, row, _) in enumerate(schedule):
         if kind == StepKind.COPY_TO_HOST:
@@ -337,11 +427,21 @@ def copy_out(graph: fx.Graph, schedule: Schedule, nodes: Nodes, values: Mapping[
             behind = value if behind is None or behind < value else behind
             with graph.inserting_after(behind):
                 behind = tickets[row] = _call(graph, value, "offload", OFFLOAD_OP, (value,), value)
+        elif kind in (StepKind.SCALE, StepKind.NARROW):
+            value, dtype, scale = values[row], getattr(torch, schedule.forms[row].dtype), tickets.get(row)
+            behind = value if behind is None or behind < value else behind
+            with graph.inserting_after(behind):
+                if kind == StepKind.SCALE:
+                    behind = tickets[row] = _call(graph, value, "scales", SCALES_OP, (value, dtype), value)
+                else:
+                    behind = _call(graph, value, "narrow", NARROW_OP, (value, scale, dtype), value)
+                    hosts[row] = (behind,) if scale is None else (behind, scale)
         elif kind == StepKind.WAIT_TO_HOST:
             value, args = values[row], (tickets[row], values[row], HOST)
             assert behind is not None  # the copy is there
             with graph.inserting_after(behind) if step < last else graph.inserting_before(following[step]):
-                behind = hosts[row] = _call(graph, value, "host", WAIT_OP, args, value)
+                behind = _call(graph, value, "host", WAIT_OP, args, value)
+            hosts[row] = (behind,)
         elif (node := nodes[step]) is not None:
             behind = node
     return hosts
@@ -352,10 +452,11 @@ def copy_in(
     schedule: Schedule,
     nodes: Nodes,
     values: Mapping[int, fx.Node],
-    hosts: Mapping[int, fx.Node],
+    dtypes: Sequence[str],
+    hosts: Waiting,
     region_of: Callable[[fx.Node], int],
 ) -> None:
-    """Fetch values, given by node, before their readers of each region, which from then on read what came back."""
+    """Fetch or widen values, given by node, before their readers of each region, which from then on read that."""
     following = _following(graph, nodes)
     readers: dict[tuple[int, int], list[fx.Node]] = {}
     for row, value in values.items():
@@ -363,16 +464,21 @@ def copy_in(
             readers.setdefault((row, region_of(reader)), []).append(reader)
     tickets: dict[int, fx.Node] = {}
     for step, (kind, row, region) in enumerate(schedule):
-        if kind not in (StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST) or (row, region) not in readers:
+        comes_back = kind in (StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST, StepKind.WIDEN)
+        if not comes_back or (row, region) not in readers:
             continue
-        value, host, reading = values[row], hosts[row], readers[row, region]
+        value, host, reading = values[row], hosts[row][0], readers[row, region]
         fake, anchor = value.meta.get("val"), min(following[step], *reading)
         device = fake.device if isinstance(fake, Tensor) else HOST
         with graph.inserting_before(anchor):
             if kind == StepKind.COPY_FROM_HOST:
                 tickets[row] = _call(graph, value, "reload", RELOAD_OP, (host, device), anchor)
                 continue
-            back = _call(graph, value, "reloaded", WAIT_OP, (tickets[row], host, device), anchor)
+            if kind == StepKind.WIDEN:
+                scale, dtype = (*hosts[row], None)[1], getattr(torch, dtypes[row])
+                back = _call(graph, value, "widened", WIDEN_OP, (host, scale, dtype), anchor)
+            else:
+                back = _call(graph, value, "reloaded", WAIT_OP, (tickets[row], host, device), anchor)
         for reader in reading:
             reader.replace_input_with(value, back)
 
@@ -434,7 +540,7 @@ def _value(target: Any, args: Iterable[Any]) -> torch.Tensor | None:
     """The fake tensor that a call returns; None where the graph carries none."""
     values = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in args]
     mode = next((mode for each in values if (mode := getattr(each, "fake_mode", None)) is not None), None)
-    if mode is None or any(each is None for each in values):
+    if mode is None or values[0] is None:
         return None
     with mode:
         found: torch.Tensor = target(*values)

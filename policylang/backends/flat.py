@@ -182,7 +182,10 @@ class _Rematerializer:
         values = {row: self._result(row) for row in self.schedule.moved}
         if values:
             hosts = copy_out(self.graph, self.schedule, self.ran, values)
-            copy_in(self.graph, self.schedule, self.ran, values, hosts, lambda node: self.in_region.get(node, 0))
+            regions = self.in_region
+            copy_in(
+                self.graph, self.schedule, self.ran, values, self.facts.dtypes, hosts, lambda node: regions.get(node, 0)
+            )
         self._mark_saved()
         partition.recompile_when_called(self.gm)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any, ClassVar
 
 from attrs import evolve, field, frozen
@@ -155,26 +156,28 @@ def crossings(
 def move_across(
     facts: Facts, schedule: Schedule, crossing: Sequence[Crossing], forward: fx.Graph, backward: fx.Graph
 ) -> None:
-    """Have the values that cross at these places wait on the host: the forward returns their copies in place of them,
-    and the backward takes the copies and fetches them before what reads the values. One pass over each graph."""
+    """Have the values that cross at these places wait on the host, or in a narrower form: the forward returns that in
+    place of them, and the backward takes it and fetches or widens them before what reads the values. One pass over each
+    graph."""
     if not crossing:
         return
     output = forward.output_node()
-    returned = list(output.args[0])
-    values = {place.row: returned[place.returned] for place in crossing}
+    returned = [(value,) for value in output.args[0]]
+    values = {place.row: returned[place.returned][0] for place in crossing}
     sent = copies.copy_out(forward, schedule, _nodes(facts, schedule, forward, backward=False), values)
     for place in crossing:
         returned[place.returned] = sent[place.row]
-    output.args = (type(output.args[0])(returned),)
+    output.args = (type(output.args[0])(chain.from_iterable(returned)),)
     steps = _nodes(facts, schedule, backward, backward=True)
     inputs = backward.find_nodes(op="placeholder")
     values = {place.row: inputs[place.taken] for place in crossing}
-    hosts: dict[int, fx.Node] = {}
+    hosts: dict[int, tuple[fx.Node, ...]] = {}
     for row, value in values.items():
         with backward.inserting_before(value):
-            host = hosts[row] = backward.placeholder(sent[row].name)
-        host.meta = {**copies.without_marks(value.meta), "val": sent[row].meta.get("val")}
-    copies.copy_in(backward, schedule, steps, values, hosts, lambda reader: 1)
+            hosts[row] = tuple(backward.placeholder(each.name) for each in sent[row])
+        for host, each in zip(hosts[row], sent[row], strict=True):
+            host.meta = {**copies.without_marks(value.meta), "val": each.meta.get("val")}
+    copies.copy_in(backward, schedule, steps, values, facts.dtypes, hosts, lambda reader: 1)
     for value in values.values():
         backward.erase_node(value)
 
@@ -211,7 +214,8 @@ def schedule_of_graphs(
                 kind = StepKind.SECOND_RUN if region and row in again else StepKind.FIRST_RUN
                 steps.append((kind, row, region))
     leaving = plan.schedule.moved
-    return Schedule.of(with_host_copies(plan.facts, steps, {row: leaving[row] for row in needs.moved}, plan.ahead))
+    moved = {row: leaving[row] for row in needs.moved}
+    return Schedule.of(with_host_copies(plan.facts, steps, moved, plan.ahead), moved=moved)
 
 
 def _nodes(facts: Facts, schedule: Schedule, graph: fx.Graph, *, backward: bool) -> list[fx.Node | None]:

@@ -110,6 +110,9 @@ _COPIES = {
     copies.OFFLOAD_OP: "copy to the host",
     copies.RELOAD_OP: "copy from the host",
     copies.WAIT_OP: "wait for a copy",
+    copies.SCALES_OP: "narrow",
+    copies.NARROW_OP: "narrow",
+    copies.WIDEN_OP: "widen",
 }
 
 

@@ -34,7 +34,13 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     )
     inputs.add_options(parser, "--no-project", "--import")
     add_form(parser, *RENDERERS)
-    parser.add_argument("--deny", choices=("warnings",), help="fail on warnings too")
+    parser.add_argument(
+        "--deny",
+        choices=("warnings", "lossy"),
+        action="append",
+        default=[],
+        help="fail on warnings too, or on a line that narrows values; may be repeated",
+    )
     parser.add_argument(
         "--torch",
         action="store_true",
@@ -72,6 +78,7 @@ def check(options: argparse.Namespace) -> Exit:
         raise UsageError("times are those of a graph, and `--device` is given without one", "add `--graph GRAPH`")
     device = device_of(options.device)
     how = {"graph": options.graph, "path": options.path, "one_model": options.one_model, "device": device}
+    how["lossless"] = "lossy" in options.deny
     result = inputs.check_policies(options.files, **how)
     result = evolve(result, diagnostics=taken.placed(result.diagnostics))
     summary = f"checked {counted(len(result.files), 'file')}"
@@ -87,7 +94,7 @@ def check(options: argparse.Namespace) -> Exit:
         inputs.tell_settings(options)
     found = f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"
     summary += f": {found if result.errors or result.warnings else 'clean'}"
-    failed = result.errors or (options.deny == "warnings" and result.warnings)
+    failed = result.errors or ("warnings" in options.deny and result.warnings)
     return inputs.print_findings(result, options.output_format, summary, failed=bool(failed))
 
 

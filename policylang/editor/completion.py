@@ -44,7 +44,7 @@ from policylang.language.lexer import Lexeme, StatementOrigin, is_policy_name, t
 from policylang.language.predicates import MEASURES, PROPERTIES
 from policylang.language.resources import devices_folder, policies_folder
 from policylang.language.statements import FATES, FIGURES, KINDS, LANGUAGE_VERSION
-from policylang.language.syntax import Word
+from policylang.language.syntax import NARROW_BYTES, Word
 from policylang.language.words import Meaning, Sense, meaning
 
 
@@ -238,6 +238,7 @@ _PLACES = (
     _Row("", "COMPARISON", "", _figure, grows=True),
     _Row("", "PER", "NUMBER", lambda place: chain(_figure(place), (_AUTO,)), grows=True),
     _Row("", "UP_TO", "", _figure, grows=True),
+    _Row("", "AS", "", _words(*(name if size > 1 else f"{name} per row" for name, size in NARROW_BYTES.items()))),
     _Row("", "INT NUMBER", "NAME PERCENT", _units),
     _Row("", "IN OUTSIDE", "STRING", _modules, grows=True),
     _Row("", "", "EVERYTHING", _selector, grows=True),

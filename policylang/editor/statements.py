@@ -121,6 +121,8 @@ def rule_meaning(rule: Rule) -> Article:
     article.say(f"{said.text} The nodes are those of {code(rule.selector.span.one_line)}.")
     if rule.budget is not None:
         article.say(f"At most {format_quantity(rule.budget.value, 'bytes')} on each rank; the rest is saved.")
+    if rule.form is not None and (narrows := meaning("as", "limit")) is not None:
+        article.say(narrows.text)
     for word, holds in (("optional", rule.optional), ("override", rule.override)):
         if holds and (modifier := meaning(word, "modifier")) is not None:
             article.say(modifier.text)
@@ -259,7 +261,7 @@ def statement_article(state: State, statement: Statement) -> Article:
         case syntax.Bucket() | syntax.SchedulingLine():
             line = None if graph is None else line_of(graph, statement)
             return Article() if graph is None or line is None else _scheduling(graph, *line)
-        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
+        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate() | syntax.ExpectLossless():
             outcome = None if graph is None else outcome_of(graph, statement)
             return Article() if outcome is None else _expectation(statement, outcome)
         case syntax.Let() | syntax.Blocks() | syntax.PrefetchOffloaded():
@@ -350,7 +352,7 @@ def statement_hint(state: State, graph: GraphState, statement: Statement) -> str
         case syntax.Bucket() | syntax.SchedulingLine():
             line = line_of(graph, statement)
             return "" if line is None else line_hint(*line)
-        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate():
+        case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate() | syntax.ExpectLossless():
             outcome = outcome_of(graph, statement)
             return "" if outcome is None else expectation_hint(statement, outcome)
         case syntax.PolicyName() | syntax.Requires() | syntax.Device() | syntax.PrefetchOffloaded():

@@ -108,7 +108,8 @@ _BEHIND = (
     "feeding", "fed", "from", "per",
 )  # fmt: skip
 _OTHERS = (
-    "saved", "recomputed", "offloaded", "every", "no", "exactly", "at", "block", "blocks", "module", "chain", "graph",
+    "saved", "recomputed", "offloaded", "every", "no", "exactly", "at", "lossless", "as",
+    "block", "blocks", "module", "chain", "graph",
     "==", "!=", ">", ">=", "<", "<=",
 )  # fmt: skip
 """Words in the order in which they are wanted; others follow."""

@@ -15,11 +15,23 @@ from enum import Enum, IntEnum
 from functools import cached_property
 from itertools import chain
 from math import prod
+from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 from attrs import evolve, field, frozen
 
-from policylang.operators.names import GETITEM, OFFLOAD, RELOAD, VIEWS_UNSAID, Category
+from policylang.language.syntax import NarrowForm
+from policylang.operators.names import (
+    GETITEM,
+    HOST_COPY_WAIT,
+    NARROW,
+    OFFLOAD,
+    RELOAD,
+    SCALES,
+    VIEWS_UNSAID,
+    WIDEN,
+    Category,
+)
 
 
 class StepKind(IntEnum):
@@ -34,12 +46,24 @@ class StepKind(IntEnum):
     """A copy back starts, for a backward region; from here on the device has memory for it."""
     WAIT_FROM_HOST = 5
     """The copy back is awaited; what follows in the region reads it."""
+    SCALE = 6
+    """The scales are worked out by which a value is narrowed."""
+    NARROW = 7
+    """A value is narrowed; from here on only its narrow form is held, and the scales."""
+    WIDEN = 8
+    """It is widened for a backward region; what follows in the region reads that."""
 
 
 STARTS = {OFFLOAD: StepKind.COPY_TO_HOST, RELOAD: StepKind.COPY_FROM_HOST}
 """The operators that move a value away, or bring it back, and their steps."""
-LEAVES = (StepKind.COPY_TO_HOST,)
+NARROWING = {SCALES: StepKind.SCALE, NARROW: StepKind.NARROW, WIDEN: StepKind.WIDEN}
+"""The operators that narrow or widen a value, and their steps."""
+MOVING = (*STARTS, HOST_COPY_WAIT, *NARROWING)
+"""The operators that put something in the place of a value, or the value in its place."""
+LEAVES = (StepKind.COPY_TO_HOST, StepKind.NARROW)
 """The steps that replace a value by something else."""
+MovedRows = Mapping[int, NarrowForm | None]
+"""Nodes whose value is replaced until the backward: by a narrower one of this form, or by a copy on the host."""
 
 ScheduleStep = tuple[int, int, int]
 """Kind, node and region."""
@@ -55,11 +79,20 @@ class Schedule:
     regions: array[int] = field(repr=False)
     held: tuple[tuple[int, int], ...] = field(default=(), repr=False)
     """Nodes whose values a checkpoint holds, and the step up to which it does."""
+    forms: Mapping[int, NarrowForm] = field(factory=dict, repr=False)
+    """By narrowed node, its form."""
 
     @classmethod
-    def of(cls, steps: Iterable[ScheduleStep], held: Iterable[tuple[int, int]] = ()) -> Schedule:
+    def of(
+        cls,
+        steps: Iterable[ScheduleStep],
+        held: Iterable[tuple[int, int]] = (),
+        moved: MovedRows = MappingProxyType({}),
+    ) -> Schedule:
         kinds, rows, regions = tuple(zip(*steps, strict=True)) or ((), (), ())
-        return cls(bytes(kinds), array("i", rows), array("i", regions), tuple(held))
+        narrowed = (row for row, kind in zip(rows, kinds, strict=True) if kind == StepKind.NARROW)
+        forms = {row: form for row in narrowed if (form := moved[row]) is not None}
+        return cls(bytes(kinds), array("i", rows), array("i", regions), tuple(held), forms)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -72,9 +105,16 @@ class Schedule:
         return [row for found, row in zip(self.kinds, self.rows, strict=True) if found == kind]
 
     @property
-    def moved(self) -> dict[int, StepKind]:
-        """The nodes whose value is replaced until the backward, in order, and the step that replaces it."""
-        return {row: StepKind(kind) for kind, row, _ in self if kind in LEAVES}
+    def moved(self) -> dict[int, NarrowForm | None]:
+        """The nodes whose value is replaced until the backward, in order, and by what."""
+        return {row: self.forms.get(row) for kind, row, _ in self if kind in LEAVES}
+
+    def step_bytes(self, facts: Facts, kind: int, row: int) -> int:
+        """The bytes that a step makes: all of the value, or its narrow form, or the scales of that."""
+        if kind not in (StepKind.SCALE, StepKind.NARROW):
+            return facts.bytes[row]
+        of, form = (facts.shapes[row] or (), facts.numel[row]), self.forms[row]
+        return form.scale_bytes(*of) if kind == StepKind.SCALE else form.bytes(*of) - form.scale_bytes(*of)
 
     def next_first_runs(self) -> list[int]:
         """For each step the node of the first run that comes next, itself included: a recomputation is before that

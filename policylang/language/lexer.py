@@ -398,7 +398,7 @@ class Lexer:
     def __init__(self, terminals: Sequence[TerminalDef]) -> None:
         self.keywords = {t.pattern.value: t.name for t in terminals if isinstance(t.pattern, PatternStr)}
         soft = (t.pattern.value for t in terminals if not isinstance(t.pattern, PatternStr))
-        self.openers = frozenset(word for word in soft if word.isidentifier() and word != "within")
+        self.openers = frozenset(word for word in soft if word.isidentifier()) - {"within", "lossless"}
         """Words that open a statement and are names elsewhere."""
         twos = ((t.name, *t.pattern.value.partition(r"\s+")) for t in terminals)
         kinds = {t.pattern.value: t.name for t in terminals}
@@ -438,6 +438,8 @@ class Lexer:
                     name = word.upper() if is_first else name
                 elif word == "within" and _opens(lexemes, "OVERLAP"):
                     name = "WITHIN"
+                elif word == "lossless" and [each.type for each in lexemes] == ["EXPECT"]:
+                    name = "LOSSLESS" if is_blank(text, position, end) else name
             elif kind == "device":
                 name = "NAME" if word.isidentifier() else "PATH"
             else:

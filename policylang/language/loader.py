@@ -284,6 +284,8 @@ class _Resolver:
                 self.expectations.append(ExpectTotalKind.fit(statement, self.diagnostics.append))
             case syntax.ExpectCount() | syntax.ExpectFate():
                 self.expectations.append(evolve(statement, selector=self.names.resolve(statement.selector)))
+            case syntax.ExpectLossless():
+                self.expectations.append(statement)
             case _:
                 assert_never(statement)
 

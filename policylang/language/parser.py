@@ -67,6 +67,7 @@ _MISSING: tuple[MissingRow, ...] = (
     ("", "BY", "`by`", None),
     ("", "RPAR", "`)`", None),
     ("", "PER_RANK", "`per rank`", "such as `up to 8 GiB per rank`"),
+    ("AS", "NAME", "a type", "such as `bfloat16` or `float8_e4m3fn per row`"),
     ("", "NAME", "a name", None),
     ("", "", "something else", None),
 )
@@ -139,7 +140,8 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
         possible = ["chains"]
     elif before[0].type == "UNDECIDED" and last.type == "ARROW":
         possible = [*FATES]
-    near = nearest(str(word), possible) if spelt else ()
+    is_short = reserved and len(word) < 3  # `at` is no misspelled `as`
+    near = nearest(str(word), possible) if spelt and not is_short else ()
     message, help, fixes = f"`{word}` cannot follow `{last}`", did_you_mean(near), written(word.span, near, near=True)
     if not near and _in_predicate(before, expected):
         message, help = f"a comparison is missing after `{last}`", _predicate_help(before, word)

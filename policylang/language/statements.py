@@ -37,8 +37,19 @@ from policylang.language.selectors import (
     names_in,
     walk,
 )
-from policylang.language.shown import did_you_mean, nearest
-from policylang.language.syntax import COMPARISONS, Action, Let, Policy, Quantity, Rule, Scope, Statement
+from policylang.language.shown import ALIASES, did_you_mean, joined, nearest
+from policylang.language.syntax import (
+    COMPARISONS,
+    NARROW_BYTES,
+    Action,
+    Let,
+    NarrowForm,
+    Policy,
+    Quantity,
+    Rule,
+    Scope,
+    Statement,
+)
 
 LANGUAGE_VERSION = (0, 2)
 """The version of the language that this package reads: what ``requires policylang`` is compared with."""
@@ -213,10 +224,16 @@ class RuleKind(StatementKind):
             message = f"`{verb}` has no budget: only what is offloaded can be limited"
             fixes = [left_out(budget.span), *written(verb.span, ["offload"], is_choice=True)]
             verb.report("APL116", message, budget.span, help="leave it out, or write `offload`", fixes=fixes)
-        return Rule(action, selector.selector, "optional" in names, "override" in names, budget, span=span)
+        form = next((part for part in parts if isinstance(part, NarrowForm)), None)
+        if form is not None and verb in ACTIONS and not action.saves:
+            message = f"`{verb}` has no form: only what is saved can be narrowed"
+            fixes = [left_out(form.span), *written(verb.span, ["save"], is_choice=True)]
+            verb.report("APL116", message, form.span, help="leave it out, or write `save`", fixes=fixes)
+        return Rule(action, selector.selector, "optional" in names, "override" in names, budget, form, span=span)
 
     def text(self, rule: Rule) -> str:
         limit = "" if rule.budget is None else f" up to {predicates.quantity_text(rule.budget)} per rank"
+        limit += "" if rule.form is None else f" as {rule.form.text}"
         return f"{'override ' if rule.override else ''}{rule.action.word} {format_selector(rule.selector)}{limit}"
 
 
@@ -525,6 +542,17 @@ class ExpectFateKind(StatementKind):
         return f"expect {expectation.quantifier} {format_picked(expectation.selector)} {expectation.fate}"
 
 
+class ExpectLosslessKind(StatementKind):
+    made, rule, opener = syntax.ExpectLossless, "expect_lossless", "expect"
+    closing = (("EXPECT", "lossless"),)
+
+    def build(self, span: Span, _word: Lexeme, _lossless: Lexeme) -> syntax.ExpectLossless:
+        return syntax.ExpectLossless(span=span)
+
+    def text(self, expectation: syntax.ExpectLossless) -> str:
+        return "expect lossless"
+
+
 # --- from the tree, and to text --------------------------------------------------------------------------------
 
 _BY_CLASS = {kind.made: kind for kind in KINDS}
@@ -543,6 +571,18 @@ class _LimitRules(SelectorRules):
             help = "such as `up to 8 GiB per rank`"
             up_to.report("APL116", "a budget is a number of bytes", limit.span, help=help)
         return evolve(limit, span=span)
+
+    def form(self, span: Span, _as: Lexeme, name: Lexeme, per_row: Lexeme | None = None) -> NarrowForm:
+        dtype = ALIASES.get(name, str(name))
+        if dtype not in NARROW_BYTES:
+            message = f"nothing is kept as `{name}`"
+            name.misnamed("APL115", message, NARROW_BYTES, f"values are narrowed to {joined([*NARROW_BYTES])}")
+        elif NARROW_BYTES[dtype] == 1 and per_row is None:
+            message, good = f"`{dtype}` has too few bits for values of any size: it needs a scale", f"{dtype} per row"
+            name.report("APL116", message, help=f"write `{good}`", write=[good])
+        elif NARROW_BYTES[dtype] > 1 and per_row is not None:
+            per_row.report("APL116", f"`{dtype}` needs no scale", help="leave it out", fixes=[left_out(per_row.span)])
+        return NarrowForm(dtype, per_row is not None, span=span)
 
     def limit(self, span: Span, limit: Quantity, _of: Lexeme | None = None, whole: Lexeme | None = None) -> _Limit:
         return _Limit(limit, whole, span)

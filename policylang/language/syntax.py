@@ -360,6 +360,31 @@ class Blocks(_Spanned):
     glob: str
 
 
+NARROW_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+"""The types that values can be narrowed to, and the bytes of an element. Those of one byte need a scale a row."""
+
+
+@frozen
+class NarrowForm(_Spanned):
+    """``as bfloat16``, ``as float8_e4m3fn per row``: how a saved value waits for the backward."""
+
+    dtype: str
+    per_row: bool = False
+    """Each row, along the last dimension, is divided by a float32 scale of its own, which is saved beside it."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.dtype} per row" if self.per_row else self.dtype
+
+    def scale_bytes(self, shape: tuple[int, ...], numel: int) -> int:
+        """The bytes of the scales of a value of this shape."""
+        return 4 * (numel // max(shape[-1], 1) if shape else numel) if self.per_row else 0
+
+    def bytes(self, shape: tuple[int, ...], numel: int) -> int:
+        """The bytes of a value of this shape, scales included."""
+        return numel * NARROW_BYTES[self.dtype] + self.scale_bytes(shape, numel)
+
+
 @frozen
 class Rule(_Spanned):
     """One sentence: an action on what a selector denotes."""
@@ -370,11 +395,14 @@ class Rule(_Spanned):
     override: bool = False
     budget: Quantity | None = None
     """The most that an ``offload`` may move on one rank."""
+    form: NarrowForm | None = None
+    """The form in which a ``save`` keeps values, if not as they were made."""
 
     @property
     def tail(self) -> Span | None:
         """The words after the selector, which other actions lack."""
-        return None if self.budget is None else self.budget.span
+        last = self.budget or self.form
+        return None if last is None else last.span
 
     @property
     def source(self) -> str:
@@ -535,7 +563,12 @@ class ExpectFate(_Spanned):
     fate: Literal["saved", "recomputed", "offloaded"]
 
 
-Expectation = ExpectTotal | ExpectCount | ExpectFate
+@frozen
+class ExpectLossless(_Spanned):
+    """``expect lossless``: every value comes to the backward with the bits that the forward gave it."""
+
+
+Expectation = ExpectTotal | ExpectCount | ExpectFate | ExpectLossless
 Selecting = Let | Rule | Bucket | Scheduling | ExpectCount | ExpectFate
 """A statement that has a selector."""
 Statement = (
@@ -597,6 +630,11 @@ class Policy:
     def orders(self) -> bool:
         """True if it buckets or schedules collectives."""
         return bool(self.scheduling or self.buckets)
+
+    @property
+    def lossy(self) -> tuple[Rule, ...]:
+        """The lines after which the backward computes with other bits than the forward made."""
+        return tuple(rule for rule in self.rules if rule.form is not None)
 
     @property
     def offloads(self) -> bool:

@@ -70,7 +70,8 @@ def _word(decision: Decision | None) -> str:
     if decision is None:
         return "-"
     action = "auto" if decision.action is None else decision.action.name
-    return f"{action} {decision.rule} {decision.why.name}"
+    form = "" if decision.form is None else f" as {decision.form.text}"
+    return f"{action}{form} {decision.rule} {decision.why.name}"
 
 
 def digest_of(words: Iterable[str]) -> str:

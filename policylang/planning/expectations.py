@@ -8,6 +8,7 @@ no FLOP formula counts, values whose sizes come from data.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Literal, assert_never
 
 from attrs import evolve, frozen
@@ -16,7 +17,15 @@ from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, StepKind, uncounted_operators
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.shown import beside, counted, first_lines, joined
-from policylang.language.syntax import COMPARISONS, Expectation, ExpectCount, ExpectFate, ExpectTotal, Scope
+from policylang.language.syntax import (
+    COMPARISONS,
+    Expectation,
+    ExpectCount,
+    ExpectFate,
+    ExpectLossless,
+    ExpectTotal,
+    Scope,
+)
 from policylang.planning.capabilities import JOINT
 from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, sized_by_data, with_cost
 from policylang.planning.order.statements import plan_order
@@ -95,7 +104,7 @@ def check_expectations(
         if by_data := figure_by_data(expectation, plan.facts, cost):
             details = (*details, f"the figure counts {by_data}")
         code, message = EXPECTATION_FAILED, f"`{text}` does not hold: {finding.found}"
-        if finding.found == _NOTHING and not isinstance(expectation, ExpectTotal):
+        if finding.found == _NOTHING and isinstance(expectation, ExpectCount | ExpectFate):
             code, span = MATCHES_NOTHING, expectation.selector.span
             message = f"`{text}` is about nothing: `{span.one_line}` matches nothing in this graph"
         failures.append(diagnose(code, message, span=span, details=details))
@@ -118,6 +127,8 @@ def _check(
             rows = selections.rows(expectation.selector)
             finding = check_outcome(expectation, rows, outcomes, selections.facts)
             nothing = not rows and expectation.quantifier == "every"
+        case ExpectLossless():
+            return _check_lossless(lossy(plan.facts, cost), cost)
         case _:
             assert_never(expectation)
     if nothing:
@@ -149,6 +160,19 @@ def _check_count(expectation: ExpectCount, rows: list[int], selections: Selectio
     details = [f"{place}{path}: {count}" for place, path, (_, count) in zip(places, paths, wrong, strict=True)]
     count = wrong[0][1]
     return Finding("failed", f"{count} in {places[0]}", first_lines(details, _MOST_PLACES), margins[count])
+
+
+def lossy(facts: Facts, needs: SavedForBackward) -> tuple[str, ...]:
+    """What makes the backward compute with other bits than the forward made, a phrase each; empty where nothing does.
+    Whatever changes bits adds its phrases here: ``expect lossless`` asks nothing else."""
+    narrowed = [(row, outcome) for outcome, rows in needs.rows.items() if outcome.narrows for row in rows]
+    return tuple(f"{facts.names[row]} is {outcome.phrase}" for row, outcome in sorted(narrowed, key=itemgetter(0)))
+
+
+def _check_lossless(found: tuple[str, ...], needs: SavedForBackward) -> Finding:
+    if found:
+        return Finding("failed", found[0], first_lines(found, _MOST_NAMES))
+    return Finding("held", "nothing is narrowed") if needs.final else LEFT_OPEN
 
 
 # --- totals -----------------------------------------------------------------------------------------------------------

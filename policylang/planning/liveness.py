@@ -29,6 +29,7 @@ from policylang.planning.value_outcome import (
     Outcome,
     own_bytes,
     recomputes,
+    saved_as,
 )
 
 POSSIBLY = 1
@@ -191,7 +192,8 @@ def with_checkpoints(
         return needs
     saved, moved, again = held_and_rerun(facts, decisions, checkpoints)
     others = {outcome: rows for outcome, rows in needs.rows.items() if outcome.held is not Held.DEVICE}
-    return evolve(needs, rows={**others, KEPT: saved, ON_HOST: moved, RECOMPUTED: again})
+    kept = {outcome: tuple(rows) for outcome, rows in saved_as(saved, decisions, checkpoints.inner).items()}
+    return evolve(needs, rows={**others, **kept, ON_HOST: moved, RECOMPUTED: again})
 
 
 def _read_by_backward(facts: Facts) -> bytearray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import LEAVES, Facts, Flag, Schedule, StepKind
+from policylang.graph.facts import Facts, Flag, Schedule, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import as_text
 from policylang.language.syntax import Policy, Rule, Scheduling
@@ -163,7 +163,10 @@ class Plan:
         if self.checkpoints is not None:
             kept = held_and_rerun(self.facts, self.decisions, self.checkpoints)
             ahead = BLOCKS_AHEAD if self.ahead is None else self.ahead.blocks
-            return build_checkpointed_schedule(self.facts, self.checkpoints, *kept, ahead)
+            inner, decisions = self.checkpoints.inner, self.decisions
+            decided = {row: by for row in kept[0] if (by := decisions[inner.get(row, row)]) is not None}
+            forms = {row: by.form for row, by in decided.items() if by.form is not None}
+            return build_checkpointed_schedule(self.facts, self.checkpoints, *kept, ahead, forms)
         return schedule_of(self.facts, self.decisions, self.ahead)
 
     @property
@@ -224,6 +227,6 @@ class Plan:
 
 def schedule_of(facts: Facts, decisions: Sequence[Decision | None], ahead: Ahead | None = None) -> Schedule:
     """The steps under some decisions."""
-    steps = [(row, decision.outcome.steps) for row, decision in enumerate(decisions) if decision is not None]
-    again = (row for row, added in steps if StepKind.SECOND_RUN in added)
-    return build_schedule(facts, again, {row: kind for row, added in steps for kind in added if kind in LEAVES}, ahead)
+    decided = [(row, each) for row, each in enumerate(decisions) if each is not None and each.outcome.steps]
+    again = (row for row, each in decided if StepKind.SECOND_RUN in each.outcome.steps)
+    return build_schedule(facts, again, {row: each.form for row, each in decided if each.outcome.moves}, ahead)

@@ -47,6 +47,8 @@ REWRITES_REFUSED = "APL312"
 STAYS_ON_DEVICE = "APL313"
 OFFLOADS_NOTHING = "APL316"
 MARKERS_OUTRANKED = "APL317"
+NARROWS_NOTHING = "APL339"
+NOT_NARROWED = "APL710"
 GATHERS_LEFT = "APL318"
 NO_BLOCKS = "APL375"
 
@@ -170,7 +172,7 @@ def beyond_capabilities(
     for rule in policy.rules:
         leaves = rule.action.leaves and capabilities.undecided is None
         why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
-        if asks := outcome_of(rule.action).asks:
+        if asks := outcome_of(rule.action, rule.form).asks:
             why = f"asks for {asks}, which {capabilities.name} cannot do"
         if leaves or (asks and not capabilities.offloads):
             help = "save or recompute these values instead"

@@ -26,6 +26,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 
 from attrs import field, frozen
 
@@ -35,6 +36,7 @@ from policylang.graph.facts import (
     Flag,
     GraphKind,
     InputKind,
+    MovedRows,
     Phase,
     Schedule,
     ScheduleStep,
@@ -45,7 +47,7 @@ from policylang.graph.facts import (
 )
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.selectors import with_lets
-from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, Ordinal, Policy, Scope
+from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, NarrowForm, Ordinal, Policy, Scope
 from policylang.operators.names import DETACHES, GETITEM
 from policylang.planning.value_outcome import Decision, offloads, recomputes
 
@@ -307,9 +309,12 @@ class Ahead:
 
 
 def with_host_copies(
-    facts: Facts, steps: list[ScheduleStep], moved: Mapping[int, StepKind], ahead: Ahead | None = None
+    facts: Facts, steps: list[ScheduleStep], moved: MovedRows, ahead: Ahead | None = None
 ) -> list[ScheduleStep]:
-    """The steps with the copies that move some rows. Linear in both.
+    """The steps with those that move some rows. Linear in both.
+
+    A value is narrowed right behind the last forward reader of its memory, and widened right before the first step of a
+    region that reads it.
 
     A copy starts right behind the last forward reader of its memory, and is awaited before the second copy after it
     starts, at the latest where the forward ends: until then the device holds the value. A backward region fetches a
@@ -340,6 +345,8 @@ def with_host_copies(
                 last_readers.pop(value, None)
                 last_readers[value] = at
     before, behind = defaultdict[int, list[ScheduleStep]](list), defaultdict[int, list[ScheduleStep]](list)
+    for row, form in [(row, form) for row in last_readers if (form := moved[row]) is not None]:
+        behind[last_readers.pop(row)] += _narrowing(row, form)
     leaving = list(last_readers)
     for number, row in enumerate(leaving):
         if number >= IN_FLIGHT:
@@ -347,6 +354,9 @@ def with_host_copies(
         behind[last_readers[row]].append((StepKind.COPY_TO_HOST, row, 0))
     end = min((at for region, at in begins.items() if region), default=len(steps))
     before[end] += [(StepKind.WAIT_TO_HOST, row, 0) for row in leaving[-IN_FLIGHT:]]
+    for region, reads in first_reads.items():
+        for row in [row for row in reads if moved[row] is not None]:
+            before[reads.pop(row)].append((StepKind.WIDEN, row, region))
     for region, reads in first_reads.items():
         firsts = list(reads.values())
         early = _begins_ahead(steps, region, ahead) if ahead is not None else {}
@@ -360,6 +370,11 @@ def with_host_copies(
     for at, step in enumerate(steps):
         found.extend((*before.get(at, ()), step, *behind.get(at, ())))
     return [*found, *before[len(steps)]]
+
+
+def _narrowing(row: int, form: NarrowForm | None) -> list[ScheduleStep]:
+    scales = [(int(StepKind.SCALE), row, 0)] if form is not None and form.per_row else []
+    return [*scales, (int(StepKind.NARROW), row, 0)]
 
 
 def _begins_ahead(steps: Sequence[ScheduleStep], region: int, ahead: Ahead) -> dict[int, int]:
@@ -382,20 +397,20 @@ Part = tuple[int, list[int]]
 def build_schedule(
     facts: Facts,
     recomputed: Iterable[int],
-    offloaded: Iterable[int] | Mapping[int, StepKind] = (),
+    offloaded: Iterable[int] | MovedRows = (),
     ahead: Ahead | None = None,
 ) -> Schedule:
     """The steps of a graph in which ``recomputed`` nodes are recomputed for the backward, ``offloaded`` ones wait on
-    the host in between (or where the step leads that is given for each), and all else that is read is kept. Either may
-    name more nodes than the backward needs."""
+    the host in between (or in the form that is given for each), and all else that is read is kept. Either may name more
+    nodes than the backward needs."""
     again = mask_of(recomputed, len(facts))
-    moved = offloaded if isinstance(offloaded, Mapping) else dict.fromkeys(offloaded, StepKind.COPY_TO_HOST)
+    moved: MovedRows = offloaded if isinstance(offloaded, Mapping) else dict.fromkeys(offloaded)
     if facts.kind is GraphKind.FLAT:
         steps = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), StepKind.SECOND_RUN)
-        return Schedule.of(with_host_copies(facts, steps, moved, ahead))
+        return Schedule.of(with_host_copies(facts, steps, moved, ahead), moved=moved)
     steps = with_host_copies(facts, _steps(facts, _partition_parts(facts, again)), moved, ahead)
     return Schedule.of(
-        _with_pieces_behind(facts, steps, StepKind.FIRST_RUN) if facts.kind is GraphKind.JOINT else steps
+        _with_pieces_behind(facts, steps, StepKind.FIRST_RUN) if facts.kind is GraphKind.JOINT else steps, moved=moved
     )
 
 
@@ -406,12 +421,14 @@ def build_checkpointed_schedule(
     moved: Iterable[int],
     again: Iterable[int],
     ahead: int = BLOCKS_AHEAD,
+    forms: MovedRows = MappingProxyType({}),
 ) -> Schedule:
     """The steps of a model in eager, in the order in which they were traced. Each block is recomputed as a whole when
     its backward first asks for something of it, and gives up what it holds where that is met on the way. What a node of
     autograd reads goes when all its operators have run: those that read the same gradient, one behind the other.
 
-    What crosses blocks is copied to the host as the next block begins, any other value behind its last reader. When a
+    What has one of ``forms`` is narrowed behind its last reader, and widened where its recomputation meets it. What
+    crosses blocks is copied to the host as the next block begins, any other value behind its last reader. When a
     block's recomputation begins, the copies back start of what it needs, and of what the ``ahead`` blocks before it
     need. It awaits at once what it reads, and what it holds where that is met.
     """
@@ -426,6 +443,7 @@ def build_checkpointed_schedule(
         begins[first].append(at)
         ends[last].append(at)
     copies = _BlockCopies(facts, checkpoints, leaving, runs)
+    narrowed = _last_operators(facts, forms)
     steps, held = copies.steps, list[tuple[int, int]]()
     region, inside, gradients, reads, until = 0, False, set[int](), list[int](), 0
     for row, op in enumerate(facts.ops):
@@ -441,6 +459,8 @@ def build_checkpointed_schedule(
                     steps.append((int(StepKind.SECOND_RUN), each, region))
                 elif each in leaving:
                     steps.append((int(StepKind.WAIT_FROM_HOST), each, region))
+                elif each in forms:
+                    steps.append((int(StepKind.WIDEN), each, region))
                 else:
                     held.append((each, len(steps)))
         for at in ends.get(row, ()):
@@ -456,8 +476,26 @@ def build_checkpointed_schedule(
         copies.before(row)
         steps.append((int(StepKind.FIRST_RUN), row, region if late else 0))
         copies.behind(row)
+        for each in narrowed.get(row, ()):
+            steps += _narrowing(each, forms[each])
     held.extend((each, until) for each in reads)
-    return Schedule.of(steps, held)
+    return Schedule.of(steps, held, forms)
+
+
+def _last_operators(facts: Facts, narrowed: Iterable[int]) -> dict[int, list[int]]:
+    """By forward node, the narrowed values whose memory it is the last to touch: what an operator returns goes
+    together."""
+    roots, owners, last = facts.storage_roots, facts.owners, dict[int, int]()
+    narrowed = sorted(narrowed)
+    memory = {roots[row] for row in narrowed}
+    for row in facts.forward if memory else ():
+        for touched in (row, *facts.inputs[row]):
+            if roots[touched] in memory:
+                last[owners[roots[touched]]] = row
+    found = defaultdict[int, list[int]](list)
+    for row in narrowed:
+        found[last[owners[roots[row]]]].append(row)
+    return found
 
 
 class _BlockCopies:

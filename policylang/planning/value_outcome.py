@@ -7,14 +7,15 @@ own, so that a new outcome is a class here, its steps in :mod:`policylang.graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import ClassVar, Literal, assert_never
 
 from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag, StepKind
-from policylang.language.syntax import Action, Policy, Rule
+from policylang.language.syntax import Action, NarrowForm, Policy, Rule
 
 Default = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
 """How forward values are treated that no rule decides."""
@@ -45,6 +46,8 @@ class Outcome:
     """What it asks of a path, where not every one can do it."""
     reads_again: ClassVar[bool] = False
     """True if the backward needs, for sure or possibly, the inputs of the value."""
+    narrows: ClassVar[bool] = False
+    """True if the backward gets the value with fewer bits than the forward made."""
 
     @property
     def is_held(self) -> bool:
@@ -140,14 +143,34 @@ class OnHost(Outcome):
         return [facts.bytes[row] for row in rows]
 
 
+@frozen
+class Narrowed(Kept):
+    """On the device in a narrower type: fewer bytes, and the rounding of that type in what the backward computes."""
+
+    form: NarrowForm
+
+    word = "narrowed"
+    steps = (StepKind.NARROW, StepKind.WIDEN)
+    moves = "narrowed"
+    asks = "narrower copies"
+    narrows = True
+
+    @property
+    def phrase(self) -> str:
+        return f"saved as {self.form.text}"
+
+    def kept_bytes(self, facts: Facts, rows: Sequence[int]) -> list[int]:
+        return [self.form.bytes(facts.shapes[row] or (), facts.numel[row]) for row in rows]
+
+
 KEPT, RECOMPUTED, ON_HOST, LEFT_TO_MIN_CUT = Kept(), Recomputed(), OnHost(), LeftToMinCut()
 
 
-def outcome_of(action: Action | None) -> Outcome:
+def outcome_of(action: Action | None, form: NarrowForm | None = None) -> Outcome:
     """The outcome of an action; None and ``leave`` leave it to PyTorch's partitioner."""
     match action:
         case Action.SAVE | Action.PREFER_SAVE:
-            return KEPT
+            return KEPT if form is None else Narrowed(form)
         case Action.RECOMPUTE | Action.MUST_RECOMPUTE:
             return RECOMPUTED
         case Action.OFFLOAD | Action.PREFER_OFFLOAD:
@@ -190,11 +213,19 @@ class Decision:
     rule: int | None
     why: Why
     reason: str = ""
+    form: NarrowForm | None = None
+    """The narrower type in which it is saved."""
     outcome: Outcome = field(init=False, eq=False, repr=False)
 
     @outcome.default
     def _outcome(self) -> Outcome:
-        return outcome_of(self.action)
+        return outcome_of(self.action, self.form)
+
+    @property
+    def word(self) -> str:
+        """The action as the language writes it; ``auto`` for what is left to PyTorch's partitioner."""
+        action = "auto" if self.action is None else self.action.word
+        return action if self.form is None else f"{action} as {self.form.text}"
 
 
 def by_rule(
@@ -233,11 +264,14 @@ def moves(decision: Decision | None) -> bool:
     return decision is not None and bool(decision.outcome.moves)
 
 
-def saved_as(rows: Iterable[int], decisions: Sequence[Decision | None]) -> dict[Outcome, list[int]]:
-    """Values that are on the device for the backward, by the outcome that keeps them there."""
+def saved_as(
+    rows: Iterable[int], decisions: Sequence[Decision | None], inner: Mapping[int, int] = MappingProxyType({})
+) -> dict[Outcome, list[int]]:
+    """Values that are on the device for the backward, by the outcome that keeps them there. ``inner``: as in
+    :class:`policylang.planning.schedule.Checkpoints`."""
     found: dict[Outcome, list[int]] = {KEPT: []}
     for row in rows:
-        by = decisions[row]
+        by = decisions[inner.get(row, row)]
         outcome = by.outcome if by is not None and by.outcome.held is Held.DEVICE else KEPT
         found.setdefault(outcome, []).append(row)
     return found
@@ -249,6 +283,13 @@ def saved_bytes(facts: Facts, rows: Sequence[int], decisions: Sequence[Decision 
     for outcome, mine in saved_as(rows, decisions).items():
         found.update(zip(mine, outcome.kept_bytes(facts, mine), strict=True))
     return [found[row] for row in rows]
+
+
+def narrowed_by(facts: Facts, row: int, decision: Decision | None) -> int:
+    """The bytes by which a saved value is smaller than it was made; scales count."""
+    if decision is None or not decision.outcome.narrows:
+        return 0
+    return facts.bytes[row] - decision.outcome.kept_bytes(facts, [row])[0]
 
 
 def own_bytes(facts: Facts, row: int) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 
 from attrs import asdict, frozen
 
-from policylang.audit.outcome import word
 from policylang.graph.facts import Phase
 from policylang.language.diagnostics import Span
 from policylang.language.globs import NameGlob, PathGlob, is_magic, path_glob_problem
@@ -173,7 +172,7 @@ def explain_node(
         seconds=None if times is None else times.seconds[row],
         device=None if times is None else times.device.name,
         shares=None if owner == row else facts.names[owner],
-        action=word(decision.action),
+        action=decision.word,
         reason=reason,
         fate=None if outcome is None else outcome.phrase,
         rules=tuple(

@@ -10,7 +10,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from policylang.audit.outcome import word
 from policylang.graph.facts import GraphKind
 from policylang.language.diagnostics import Source
 from policylang.language.shown import counted, format_quantity, printable, uncounted_text
@@ -103,7 +102,7 @@ def _nodes(found: breakdown.Breakdown, place: Mapping[int, int]) -> dict[str, An
         "uncounted": _coded(facts.uncounted[row] if facts.uncounted else "" for row in rows),
         "owner": [place.get(facts.owners[row], at) for at, row in enumerate(rows)],
         "fate": _coded("" if (outcome := found.outcomes[row]) is None else outcome.word for row in rows),
-        "action": _coded(word(decision.action) for decision in decisions),
+        "action": _coded(decision.word for decision in decisions),
         "rule": [-1 if decision.rule is None else decision.rule for decision in decisions],
         "always": [int(decision.why is Why.ALWAYS) for decision in decisions],
         "reason": _coded(decision.reason for decision in decisions),

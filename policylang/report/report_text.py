@@ -185,12 +185,14 @@ def _rule_table(report: Report) -> str:
         return ""
     timed = report.recomputed is not None and report.recomputed.seconds is not None
     moves = bool(report.offloaded)
-    rows = [(*_HEAD, *("time",)[:timed], *("offloaded",)[:moves])]
+    narrows = any(rule.narrowed_bytes for rule in report.rules)
+    rows = [(*_HEAD, *("time",)[:timed], *("offloaded",)[:moves], *("narrowed by",)[:narrows])]
     for rule in report.rules:
         flops = format_quantity(rule.recomputed_flops, "flops") if rule.recomputed_flops else ""
         cells = [file_name(rule.source), shortened(rule.text, _LONGEST_RULE), f"{rule.matched:,}", f"{rule.decided:,}"]
         cells += [bytes_text(rule.saved_bytes or None), flops, *(seconds_text(rule.recomputed_seconds),)[:timed]]
-        rows.append((*cells, *(bytes_text(rule.offloaded_bytes or None),)[:moves]))
+        cells += [bytes_text(rule.offloaded_bytes or None)][:moves]
+        rows.append((*cells, *(bytes_text(rule.narrowed_bytes or None),)[:narrows]))
     if report.undecided:
         count = f"{report.undecided:,}"
         kept = bytes_text(report.undecided_saved_bytes)

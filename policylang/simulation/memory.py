@@ -23,12 +23,13 @@ from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM
 
 _FIRST_RUN, _SECOND_RUN = int(StepKind.FIRST_RUN), int(StepKind.SECOND_RUN)
-_COPY_FROM_HOST = int(StepKind.COPY_FROM_HOST)
 
 
 def _allocates(kind: StepKind) -> bool:
     match kind:
         case StepKind.FIRST_RUN | StepKind.SECOND_RUN | StepKind.COPY_FROM_HOST:
+            return True
+        case StepKind.SCALE | StepKind.NARROW | StepKind.WIDEN:
             return True
         case StepKind.COPY_TO_HOST | StepKind.WAIT_TO_HOST | StepKind.WAIT_FROM_HOST:
             return False
@@ -39,6 +40,7 @@ def _allocates(kind: StepKind) -> bool:
 ALLOCATES = tuple(int(kind) for kind in StepKind if _allocates(kind))
 """The kinds of steps that allocate memory."""
 
+_FIRST_FORM = (_FIRST_RUN, int(StepKind.SCALE), int(StepKind.NARROW))
 _STATE_ON_CPU, _STATE_ELSEWHERE = 5056, 16
 """Bytes of a generator's state, which is kept for each recomputed random operator."""
 
@@ -54,8 +56,18 @@ class Origin(IntEnum):
     """Passed in as the backward begins."""
     GENERATOR_STATE = 5
     """Kept for a recomputed random operator."""
+    NARROW = 6
+    """The narrow form of a value, or its scales."""
+    WIDEN = 7
+    """A value that was narrowed, widened again."""
 
 
+_ORIGINS = {
+    StepKind.COPY_FROM_HOST: Origin.COPY_FROM_HOST,
+    StepKind.SCALE: Origin.NARROW,
+    StepKind.NARROW: Origin.NARROW,
+    StepKind.WIDEN: Origin.WIDEN,
+}
 Lifetime = tuple[int, int, int, int, int, int]
 """Origin, node, region, bytes, the step that makes it, and the step after which it goes."""
 
@@ -144,8 +156,9 @@ class _Lifetimes:
         for step, (kind, row, region) in enumerate(self.schedule):
             if kind not in ALLOCATES:
                 continue
-            if kind == _COPY_FROM_HOST:
-                yield Origin.COPY_FROM_HOST, row, region, facts.bytes[row], step, last.get(~step, end)
+            if kind > _SECOND_RUN:
+                size = self.schedule.step_bytes(facts, kind, row)
+                yield _ORIGINS[StepKind(kind)], row, region, size, step, last.get(~step, end)
                 continue
             origin, shift = (Origin.FIRST_RUN, 0) if kind == _FIRST_RUN else (Origin.SECOND_RUN, region * length)
             if self.roots[row] != row or (row in self.owner_of and self.owner_of[row] + shift in computed):
@@ -175,6 +188,7 @@ class _Lifetimes:
         last: dict[int, int] = {}
         storage: dict[int, int] = {}  # of every value that was computed; an input is its own; ~step of a copy back
         coming = defaultdict[int, list[int]](list)  # the copies back that are under way, by row
+        narrow = defaultdict[int, list[int]](list)  # the narrow form of each value
         held = defaultdict[int, list[int]](list)
         for row, step in self.schedule.held:
             held[step].append(row)
@@ -205,6 +219,12 @@ class _Lifetimes:
                     last[value] = step  # at least, should nothing read it
                 case StepKind.WAIT_TO_HOST:
                     last[storage.get(row, row)] = step
+                case StepKind.SCALE | StepKind.NARROW:
+                    narrow[row].append(~step)
+                    last[storage.get(row, row)] = last[~step] = step
+                case StepKind.WIDEN:
+                    storage[row + region * length] = ~step
+                    last.update(dict.fromkeys((~step, *narrow[row]), step))
                 case StepKind.FIRST_RUN | StepKind.SECOND_RUN | StepKind.COPY_TO_HOST:
                     pass
                 case other:
@@ -253,7 +273,7 @@ def simulate(facts: Facts, schedule: Schedule) -> Timeline:
     return Timeline(
         rows=array("i", (schedule.rows[step] for step in steps)),
         live=array("q", (alive[step + 1] for step in steps)),
-        again=bytes(schedule.kinds[step] != StepKind.FIRST_RUN for step in steps),
+        again=bytes(schedule.kinds[step] not in _FIRST_FORM for step in steps),
         backward=bytes(schedule.regions[step] > 0 for step in steps),
         resident=alive[0],
         steps=steps,

@@ -173,6 +173,9 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
                     log.copy_waits.append((step, until - now))
                 exposed += until - now
                 now = until
+            case StepKind.SCALE | StepKind.NARROW | StepKind.WIDEN:  # the value is read or written, and its form
+                moved = facts.bytes[row] + schedule.step_bytes(facts, min(kind, StepKind.NARROW), row)
+                now += times.device.overhead + moved / times.device.bandwidth.at(moved)
             case StepKind.FIRST_RUN | StepKind.SECOND_RUN:
                 pass
             case other:

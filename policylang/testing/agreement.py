@@ -268,7 +268,15 @@ def _result(path: str, setup: Setup, policy: Policy, plain: Numbers, progress: C
     stepped = run(setup, path, policy)
     if isinstance(stepped, PathRefusal):
         return PathResult(path, refused=stepped)
-    comparison = compare_numbers(plain, stepped.numbers)
+    numbers, narrowed = stepped.numbers, None
+    if policy.lossy:
+        progress(f"the {path} path in full width")
+        whole = run(setup, path, _in_full_width(policy))
+        if isinstance(whole, PathRefusal):
+            return PathResult(path, refused=whole)
+        narrowed = _errors(whole.numbers.gradients, numbers.gradients)
+        numbers = evolve(numbers, gradients=whole.numbers.gradients)
+    comparison = evolve(compare_numbers(plain, numbers), narrowed=narrowed)
     step = STEPS[path]
     if not comparison.bitwise and not step.is_plain:
         # A path may add gradients up in another order than autograd: then the policy must not change a bit of that.
@@ -276,8 +284,31 @@ def _result(path: str, setup: Setup, policy: Policy, plain: Numbers, progress: C
         model = setup.fresh()
         with setup.guard(), step.around():
             alone = step.take(setup, model, None)[0]
-        comparison = evolve(comparison, as_without_policy=compare_numbers(alone, stepped.numbers).bitwise)
+        comparison = evolve(comparison, as_without_policy=compare_numbers(alone, numbers).bitwise)
     return PathResult(path, ran=stepped, numbers=comparison)
+
+
+def _in_full_width(policy: Policy) -> Policy:
+    """The policy without narrower copies, and so without what it expects of their bytes."""
+    return evolve(policy, rules=tuple(evolve(rule, form=None) for rule in policy.rules), expectations=(), canonical="")
+
+
+_NO_GRADIENT = 2.0**-16
+"""The share of the largest gradient below which one is nothing but rounding, as that of a key's bias is."""
+
+
+def _errors(whole: Mapping[str, Tensor], narrow: Mapping[str, Tensor]) -> dict[str, float]:
+    sizes = {name: each.detach().double().abs().max().item() for name, each in whole.items() if each.numel()}
+    least, found = max(sizes.values(), default=0.0) * _NO_GRADIENT, {}
+    for name in dict.fromkeys((*whole, *narrow)):
+        one, other = whole.get(name), narrow.get(name)
+        if one is None or other is None or one.shape != other.shape:
+            found[name] = inf
+            continue
+        apart = (one.detach().double() - other.detach().double()).abs().max().item() if one.numel() else 0.0
+        largest = max(sizes.get(name, 0.0), least)
+        found[name] = inf if math.isnan(apart) else apart / largest if largest else inf if apart else 0.0
+    return found
 
 
 VERSION = 1
@@ -343,6 +374,9 @@ class NumbersComparison:
     buffers: Equality
     as_without_policy: bool | None = None
     """The path gives the same bits without the policy; None where not asked: they are the plain model's."""
+    narrowed: Mapping[str, float] | None = None
+    """By parameter, the largest error of its gradient, relative to its largest element, that narrower copies of saved
+    values bring; :attr:`gradients` is then of a run that keeps them as they are. None where nothing is narrowed."""
 
     @property
     def each(self) -> tuple[Equality, Equality, Equality]:
@@ -354,7 +388,10 @@ class NumbersComparison:
 
     @property
     def agrees(self) -> bool:
-        """The plain model's bits; or else those of the path without the policy, and within tolerance of the model's."""
+        """The plain model's bits; or else those of the path without the policy, and within tolerance of the model's.
+        Gradients that narrower copies make something else than a number do not agree with anything."""
+        if self.narrowed is not None and inf in self.narrowed.values():
+            return False
         return self.bitwise or (all(each.close for each in self.each) and self.as_without_policy is True)
 
 
@@ -500,6 +537,8 @@ def _path(result: PathResult) -> dict[str, Any]:
         for name in _NUMBERS:
             if numbers[name]["largest"] == inf:
                 numbers[name]["largest"] = None  # JSON has no infinity
+        if numbers["narrowed"] is not None:
+            numbers["narrowed"] = {name: None if each == inf else each for name, each in numbers["narrowed"].items()}
         plain |= {
             "saved_bytes": report.saved.bytes,
             "saved_values": len(report.saved),
@@ -604,6 +643,12 @@ def _number_lines(results: Iterable[PathResult]) -> Iterator[str]:
     """A line or two for each path whose numbers are not those of the plain model to the bit."""
     for result in results:
         numbers = result.numbers
+        if numbers is not None and numbers.narrowed is not None:
+            error, name = max(((error, name) for name, error in numbers.narrowed.items()), default=(0.0, "none"))
+            yield (
+                f"{result.path} narrows saved values: a gradient is off by {format_quantity(error, 'fraction')} of its "
+                f"largest element at most, that of {name}; the gradients above are those in full width"
+            )
         if numbers is None or numbers.bitwise:
             continue
         if numbers.agrees:

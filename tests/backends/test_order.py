@@ -64,6 +64,8 @@ drawn_rules = st.sampled_from(
         "undecided -> save\noptional offload everything",
         "undecided -> save\noptional recompute sin, mul, getitem, frexp, native_dropout\noptional offload mm, t, cos",
         "undecided -> save\noptional recompute everything\noptional offload mul, frexp, native_dropout",
+        "undecided -> save\noptional save everything as float8_e4m3fn per row\noptional offload mm",
+        "undecided -> save\noptional recompute sin, getitem\noptional save mul, mm, t as bfloat16",
     ]
 )
 drawing = settings(

@@ -31,6 +31,7 @@ from policylang.language.syntax import (
     Everything,
     ExpectCount,
     ExpectFate,
+    ExpectLossless,
     ExpectTotal,
     Feeding,
     Fuse,
@@ -40,6 +41,7 @@ from policylang.language.syntax import (
     Is,
     KeepOrder,
     Match,
+    NarrowForm,
     Not,
     Operator,
     Or,
@@ -477,6 +479,35 @@ def test_line_ends_of_every_system() -> None:
 @pytest.mark.parametrize("text", ["offload mm up to 8 GiB per rank", "mm -> offload up  to 8GiB per   rank"])
 def test_a_budget_of_what_is_offloaded(text: str) -> None:
     assert rule(text) == Rule(Action.OFFLOAD, MM, budget=Quantity(8 * 2.0**30, "bytes"))
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("save mm as bfloat16", NarrowForm("bfloat16")),
+        ("mm -> save as bf16", NarrowForm("bfloat16")),
+        ("save mm as half", NarrowForm("float16")),
+        ("save mm as float8_e4m3fn per row", NarrowForm("float8_e4m3fn", per_row=True)),
+        ("prefer_save mm as float8_e5m2  per  row", NarrowForm("float8_e5m2", per_row=True)),
+    ],
+)
+def test_the_form_of_what_is_saved(text: str, form: NarrowForm) -> None:
+    found = rule(text)
+    assert found.form == form
+    assert found.action.saves
+    assert rule(parse_policy(text).policy.canonical.splitlines()[-1]) == found
+
+
+def test_lossless_is_a_name_elsewhere() -> None:
+    for text in (
+        "let lossless = mm\nsave lossless",
+        "save mm in lossless",
+        "let lossless = mm\nexpect every lossless saved",
+    ):
+        assert not parse_policy(text).diagnostics, text
+    policy = parse_policy("save mm\nexpect lossless  # always").policy
+    assert policy.expectations == (ExpectLossless(),)
+    assert policy.canonical.endswith("expect lossless\n")
 
 
 def test_the_words_of_a_budget_are_names_elsewhere() -> None:

@@ -20,7 +20,7 @@ from policylang.language.words import Meaning, meaning, meanings, senses
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 FIGURES = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
 OF_PREDICATES = {"crosses cut", "annotated"}
-NAMES_IN_ONE_PLACE = {"policylang", "chains", "round_trips", "ahead", "auto", "peak", "forward", "step"}
+NAMES_IN_ONE_PLACE = {"policylang", "chains", "round_trips", "ahead", "auto", "peak", "forward", "step", "lossless"}
 SIGNS = {"->", "→", *get_args(syntax.Comparison)}
 WHERE = [pytest.param(each, id=f"{each.words[0]}-{each.sense}") for each in meanings()]
 

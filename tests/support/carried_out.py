@@ -22,7 +22,7 @@ def flat_steps(graph: fx.Graph, facts: Facts) -> Steps:
         if name not in facts.index:
             continue
         phase = facts.phases[facts.index[name]]
-        fetched = kind in (StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST)
+        fetched = kind in (StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST, StepKind.WIDEN)
         backward = phase == Phase.BACKWARD or kind == StepKind.SECOND_RUN or fetched
         del node
         region += backward and not inside
@@ -63,6 +63,8 @@ def _read(graph: fx.Graph) -> Iterator[tuple[StepKind, str, fx.Node]]:
             yield StepKind.COPY_TO_HOST, _moved(node), node
         elif node.target is copies.RELOAD_OP:
             yield StepKind.COPY_FROM_HOST, _moved(node), node
+        elif node.target in _NARROWING:
+            yield _NARROWING[node.target], _moved(node), node
         elif node.target is copies.WAIT_OP:
             ticket = node.args[0]
             assert isinstance(ticket, fx.Node)
@@ -72,6 +74,13 @@ def _read(graph: fx.Graph) -> Iterator[tuple[StepKind, str, fx.Node]]:
             yield StepKind.SECOND_RUN, str(found[marks.RECOMPUTED]), node
         else:
             yield StepKind.FIRST_RUN, node.name, node
+
+
+_NARROWING = {
+    copies.SCALES_OP: StepKind.SCALE,
+    copies.NARROW_OP: StepKind.NARROW,
+    copies.WIDEN_OP: StepKind.WIDEN,
+}
 
 
 def _moved(node: fx.Node) -> str:

@@ -13,8 +13,8 @@
 [
   "policy" "requires" "include" "device" "let" "blocks" "undecided" "expect"
   "fuse" "chains" "over" "collapse" "round_trips"
-  "bucket" "prefetch" "ahead" "delay" "overlap" "keep" "order" "flight" "within" "peak" "up" "to" "rank"
-  "saved" "recomputed" "offloaded" "exactly" "at" "least" "most" "no"
+  "bucket" "prefetch" "ahead" "delay" "overlap" "keep" "order" "flight" "within" "peak" "up" "to" "rank" "as" "row"
+  "saved" "recomputed" "offloaded" "exactly" "at" "least" "most" "no" "lossless"
   "everything" "first" "last" "every" "half" "of" "chain" "after" "before" "through"
   "in" "outside" "where" "per" "from" "block" "graph" "cut" "is"
 ] @keyword

@@ -32,7 +32,7 @@ from policylang.backends.eager.origins import (
 )
 from policylang.backends.eager.surroundings import Surroundings
 from policylang.errors import PolicyGraphError
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import Facts, Flag, MovedRows
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.calls import describe, statistics_positions, updated_statistics
 from policylang.operators.names import Category
@@ -82,8 +82,8 @@ class Instructions:
     """Either of the first two."""
     differentiable: Collection[int] = ()
     numbered: Collection[int] = ()
-    moved: dict[int, frozenset[int]] = field(factory=dict)
-    """By operator, the parts of its result that wait on the host."""
+    moved: dict[int, MovedRows] = field(factory=dict)
+    """By operator, the parts of its result that wait on the host or narrowed."""
     leaving: dict[int, list[int]] = field(factory=dict)
     """By the last operator that touches the memory of such parts, the operators that gave them."""
 
@@ -144,13 +144,15 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     written = {at: tuple(holders.get(owners[at], ())) for at, kind in enumerate(kinds) if kind == HELD}
     recomputed = (at for at, kind in enumerate(kinds[: stream.reach]) if kind in (RUN, DRAW))
     outside = {at: found for at in recomputed if (found := stream.from_outside.get(at))}
-    host = {facts.storage_roots[row] for row in needs.offloaded}
+    roots, forms = facts.storage_roots, plan.schedule.forms
+    elsewhere: MovedRows = {roots[row]: forms.get(row) for row in (*needs.offloaded, *forms)}
 
-    def on_host(results: Sequence[int]) -> frozenset[int]:
-        return frozenset(part for part, row in enumerate(results) if row >= 0 and facts.storage_roots[row] in host)
+    def moving(results: Sequence[int]) -> MovedRows:
+        rows = {part: roots[row] for part, row in enumerate(results) if row >= 0}
+        return {part: elsewhere[root] for part, root in rows.items() if root in elsewhere}
 
-    moved = {at: parts for at, kind in enumerate(kinds) if kind == KEEP and (parts := on_host(trace.results[at]))}
-    last = _last_readers(trace, host) if moved else {}
+    moved = {at: parts for at, kind in enumerate(kinds) if kind == KEEP and (parts := moving(trace.results[at]))}
+    last = _last_readers(trace, elsewhere) if moved else {}
     leaving: dict[int, list[int]] = {}
     for at in moved:
         leaving.setdefault(max(at, last.get(owners[at], at)), []).append(at)
@@ -173,7 +175,7 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
         rows=trace.rows,
         moved=moved,
         leaving=leaving,
-        returned=on_host(trace.returned),
+        returned=frozenset(part for part, form in moving(trace.returned).items() if form is None),
     )
 
 
@@ -328,7 +330,7 @@ class FollowedCall:
                     noted[number] = NotedTensor.of(each.tensor)
 
     def leave(self, positions: Iterable[int]) -> None:
-        """What operators gave leaves for the host."""
+        """What operators gave leaves for the host, or is narrowed."""
         for at in positions:
             if (held := self.entries.get(at)) is not None and held is not FREED:
                 self.entries[at] = HeldResult.of(self.offloading.moved(held.value, self.instructions.moved[at]))

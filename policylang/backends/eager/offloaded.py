@@ -1,4 +1,5 @@
-"""What the blocks of a model move to the host: results that a call holds, and what one block returns to the next.
+"""What the blocks of a model move to the host: results that a call holds, and what one block returns to the next. What
+a call holds may be narrowed instead.
 
 A value is moved as the memory that it lies in, once for all the tensors in it: they come back with the same strides, in
 memory that they share as before. Its metadata takes its place.
@@ -7,7 +8,7 @@ memory that they share as before. Its metadata takes its place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -16,8 +17,9 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from policylang.backends.copies import HostValue
+from policylang.backends.copies import HostValue, narrowed, widened
 from policylang.backends.eager import problems
+from policylang.graph.facts import MovedRows
 from policylang.torch_compat.eager import storage_address, storage_bytes, version
 from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.tracing import (
@@ -48,8 +50,19 @@ class _MovedPart:
 
 
 @frozen(eq=False)
+class NarrowedPart:
+    """A plain part in a narrower form."""
+
+    tensors: tuple[Tensor, ...]
+    dtype: torch.dtype
+
+    def back(self) -> Tensor:
+        return widened(self.tensors, self.dtype)
+
+
+@frozen(eq=False)
 class MovedTensor:
-    """Stands for a tensor, some of whose plain parts are on the host."""
+    """Stands for a tensor, some of whose plain parts are on the host or narrowed."""
 
     layout: SubclassLayout
     parts: list[Any]
@@ -62,7 +75,7 @@ class MovedTensor:
     def back(self) -> Tensor:
         """The tensor on its device, without a history."""
         with outside_of_modes():
-            plain = [part.back() if isinstance(part, _MovedPart) else part for part in self.parts]
+            plain = [part.back() if isinstance(part, _MovedPart | NarrowedPart) else part for part in self.parts]
             found: Tensor = put_together(plain, [self.layout])[0]
             return found.requires_grad_(self.requires_grad)
 
@@ -116,9 +129,10 @@ class Offloading:
             if number < len(plain) and (address := storage_address(plain[number])) is not None:
                 self.crossing[address] = StorageWeakRef(plain[number].untyped_storage())
 
-    def moved(self, value: Any, parts: Collection[int] | None = None) -> Any:
+    def moved(self, value: Any, parts: MovedRows | None = None) -> Any:
         """A structure with what stands for its tensors; the same object where there is nothing to move. ``parts`` are
-        the numbers of the plain parts to be moved; without it, those that cross blocks are."""
+        the numbers of the plain parts to be moved, with the form to which one is narrowed; without it, those that cross
+        blocks are moved."""
         leaves, spec = tree_flatten(value)
         number, found = 0, list(leaves)
         with outside_of_modes():
@@ -128,7 +142,10 @@ class Offloading:
                 plain, (layout,) = take_apart([leaf])
                 now = list[Any](plain)
                 for each, part in enumerate(plain):
-                    if _can_move(part) and (self._crosses(part) if parts is None else number + each in parts):
+                    if parts is not None and (form := parts.get(number + each)) is not None:
+                        now[each] = NarrowedPart(narrowed(part, form), part.dtype)
+                        found[at] = MovedTensor(layout, now, leaf.requires_grad)
+                    elif _can_move(part) and (self._crosses(part) if parts is None else number + each in parts):
                         now[each] = _MovedPart.of(part, self._value_of(part))
                         found[at] = MovedTensor(layout, now, leaf.requires_grad)
                 number += len(plain)

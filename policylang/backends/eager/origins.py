@@ -204,8 +204,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     return leaves_in(value, Tensor)
 
 
-def leaves_in(value: Any, kind: type[_T]) -> Iterator[_T]:
-    """The leaves of one type among an operator's arguments or results, in order."""
+def leaves_in(value: Any, kind: type[_T] | tuple[type[_T], ...]) -> Iterator[_T]:
+    """The leaves of one type, or some, among an operator's arguments or results, in order."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, tuple | list):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -27,8 +27,8 @@ from policylang.backends.eager.followed_call import (
     observed_call,
     unfinished_call,
 )
-from policylang.backends.eager.offloaded import Offloading
-from policylang.backends.eager.origins import HeldResult, tensors_in
+from policylang.backends.eager.offloaded import MovedTensor, NarrowedPart, Offloading
+from policylang.backends.eager.origins import leaves_in
 from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
 from policylang.backends.path import BackendPath, raise_differences, raise_errors
@@ -200,8 +200,7 @@ class CheckpointRegion:
         if isinstance(call, Observation):
             return self._plan(running, call, list(returned))
         if running.kept is not None and running.kept.instructions.plan.facts.data_sizes:
-            held = [part for each in call.entries.values() for part in tensors_in(each.value)]
-            now = held_bytes(take_apart(held)[0])
+            now = held_bytes(part for each in call.entries.values() for part in _on_device(each.value))
             least, most = running.kept.saved
             running.kept.saved = min(least, now), max(most, now)
         if call.left_out and self.kept.get(running.key) is running.kept:
@@ -237,9 +236,9 @@ class CheckpointRegion:
             kept = self.kept[key] = CachedPlan(instructions, volatile)
             self._spend(plan, instructions.needs.offloaded)
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
-            self._audit(kept, call, before)
             for positions in instructions.leaving.values():
                 call.leave(positions)
+            self._audit(kept, call, before)
         announce(AppliedPlan(_PATH.name, instructions.plan, kept.audit))
         return call
 
@@ -278,7 +277,9 @@ class CheckpointRegion:
     def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
         instructions = kept.instructions
         planned = [at for at in call.entries if instructions.is_planned(at)]
-        held = {instructions.rows[at]: _on_device(instructions, at, call.entries[at]) for at in planned}
+        held = {
+            instructions.rows[at]: list(_on_device(call.entries[at].value, instructions.read.get(at))) for at in planned
+        }
         outside = take_apart(before.alive())[0]
         kept.audit = audit_eager(instructions.plan, instructions.needs, held, outside)
         kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes
@@ -317,13 +318,17 @@ def is_alike(module: nn.Module, other: nn.Module) -> bool:
     return one == two
 
 
-def _on_device(instructions: PlannedInstructions, at: int, held: HeldResult) -> list[Tensor]:
-    """An operator's results that anyone reads and that stay on the device, as plain tensors; else placeholders."""
-    value, read, moved = held.value, instructions.read.get(at), instructions.moved.get(at, ())
-    parts = [
-        (number, part) for number, part in enumerate(take_apart(list(tensors_in(value)))[0]) if number not in moved
-    ]
-    return [part for number, part in parts if read is None or number in read]
+def _on_device(value: Any, read: Collection[int] | None = None) -> Iterator[Tensor]:
+    """The results of an operator that stay on the device, as plain tensors: those in ``read``, since those that nobody
+    reads have placeholders. A narrowed one is its narrow value, and the scales."""
+    number = 0
+    for leaf in leaves_in(value, (Tensor, MovedTensor)):
+        for part in leaf.parts if isinstance(leaf, MovedTensor) else take_apart([leaf])[0]:
+            if read is None or number in read:
+                yield from (
+                    part.tensors if isinstance(part, NarrowedPart) else [part] if isinstance(part, Tensor) else ()
+                )
+            number += 1
 
 
 def call_key(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:

@@ -128,8 +128,8 @@ def first_decisions(
 ) -> list[Decision | None]:
     """The decision on every forward node if all is safe; None for the nodes no rule ranges over."""
     left = _LEFT[capabilities.undecided]
-    actions = [left if rule.action.leaves else (rule.action, "") for rule in policy.rules]
-    by_rule = [Decision(action, index, Why.RULE, reason) for index, (action, reason) in enumerate(actions)]
+    actions = [(*left, None) if rule.action.leaves else (rule.action, "", rule.form) for rule in policy.rules]
+    by_rule = [Decision(action, index, Why.RULE, reason, form) for index, (action, reason, form) in enumerate(actions)]
     symbolic = Decision(Action.SAVE, None, Why.ALWAYS, "symbolic size")
     seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: recomputed operators draw the same numbers from it")
     outside = Decision(Action.SAVE, None, Why.ALWAYS, "outside the blocks, where there is no checkpoint")
@@ -225,6 +225,31 @@ def routing_owners(facts: Facts) -> list[int]:
                 if carries[read]:
                     steers[read] = 1
     return list(dict.fromkeys(facts.owners[row] for row in open_ if steers[row]))
+
+
+def steering_values(facts: Facts) -> dict[int, str]:
+    """Values that steer what others compute, or say where, and how; each may change a result by more than rounding: the
+    numbers that a discrete choice is made from, back to the product that made them, and what is computed of whole
+    numbers and constants alone. Two sweeps."""
+    found: dict[int, str] = {}
+    whole = bytearray(len(facts))
+    for row, op in enumerate(facts.ops):
+        if op == "call_function":
+            whole[row] = all(whole[read] for read in facts.inputs[row])
+            if whole[row]:
+                found[row] = "it is computed of whole numbers and constants alone, as masks and positions are"
+        else:
+            whole[row] = op == "get_attr" or _is_whole(facts.dtypes[row])
+    for owner in routing_owners(facts):
+        pending = list(facts.inputs[owner][:1])
+        most = max((facts.numel[row] for row in pending), default=0)
+        while pending:
+            row = pending.pop()
+            if row in found or not facts.forward_mask[row] or facts.numel[row] > most:
+                continue
+            found[row] = f"{facts.names[owner]} chooses by it"
+            pending.extend(() if facts.flops[row] else facts.inputs[row])
+    return found
 
 
 def _is_whole(dtype: str) -> bool:

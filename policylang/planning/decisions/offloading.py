@@ -1,9 +1,11 @@
-"""Resolves `offload`: which memory is moved to the host, as far as that frees any and the budget of the rule lasts.
+"""Resolves `offload` and `save … as`: which memory is moved to the host or narrowed, as far as that frees any and the
+budget of the rule lasts.
 
 A value lives in the memory of the node that allocated it, its *holder*. The holder is moved, once, whichever of its
 views the policy names, and what the backward reads of them is rebuilt there from the copy that came back: a view costs
 nothing. A value stays on the device, with a reason, if moving it would free nothing or bring back other data, or if the
-budget is used up. Budgets are spent in graph order, each value taken that still fits.
+budget is used up. Budgets are spent in graph order, each value taken that still fits. What would not take
+less memory in a narrower type is not narrowed, nor is what steers other operators, unless a rule picks nothing else.
 
 When the copies start and are awaited is in the schedule (:mod:`policylang.planning.schedule`).
 """
@@ -18,9 +20,10 @@ from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input
 from policylang.language.diagnostics import Diagnostic, Severity, diagnose, prefixed, removed
-from policylang.language.syntax import Action, Policy
-from policylang.operators.names import GETITEM
+from policylang.language.syntax import NARROW_BYTES, Action, NarrowForm, Policy
+from policylang.operators.names import GETITEM, WAITS
 from policylang.planning import refusals
+from policylang.planning.decisions.decide import steering_values
 from policylang.planning.liveness import SavedForBackward
 from policylang.planning.schedule import Checkpoints
 from policylang.planning.selection import no_match
@@ -43,17 +46,27 @@ def resolve_offloads(
 
     Afterwards a value decided ``offload`` that the backward needs is a holder. Its views are decided ``recompute``,
     because of ``Why.REBUILT``; what stays is decided ``save``, because of ``Why.STAYS``, and returned in graph order.
-    What no rule speaks of follows the value, or else the view, with which it shares its memory.
+    What no rule speaks of follows the value, or else the view, with which it shares its memory; so does what a line
+    saves that is above the one that narrows that: memory has one form.
     """
-    needed = sorted((*needs.saved, *needs.undecided, *needs.offloaded, *needs.contingent))
+    crossing = (checkpoints and checkpoints.crossing) or ()
+    asks = (row for row in crossing if (decision := decisions[row]) is not None and decision.form is not None)
+    needed = sorted({*needs.saved, *needs.undecided, *needs.offloaded, *needs.contingent, *asks})
     said = {_holder(facts, row): decisions[row] for row in reversed(needed) if moves(decisions[row])}
     for row in needed:
         decision, holder = decisions[row], _holder(facts, row)
-        if decision is not None and decision.why is Why.UNDECIDED:
-            followed = decisions[holder] if moves(decisions[holder]) else said.get(holder)
-            decisions[row] = decision if followed is None else followed
+        followed = decisions[holder] if moves(decisions[holder]) else said.get(holder)
+        if decision is not None and followed is not None and _yields(decision, followed):
+            decisions[row] = followed
     asked = [row for row in needed if moves(decisions[row])]
     return _Offloads(policy, facts, decisions, needed, asked, spent, checkpoints).resolve() if asked else ()
+
+
+def _yields(decision: Decision, followed: Decision) -> bool:
+    if decision.why is Why.UNDECIDED:
+        return True
+    is_later = decision.rule is not None and followed.rule is not None and decision.rule < followed.rule
+    return followed.form is not None and is_later and decision.why is Why.RULE and saves(decision)
 
 
 class _Offloads:
@@ -77,6 +90,10 @@ class _Offloads:
         self.block_of = () if checkpoints is None else checkpoints.of
         budgets = (inf if rule.budget is None else rule.budget.value for rule in policy.rules)
         self.room = [budget - spent.get(number, 0) for number, budget in enumerate(budgets)]
+        self.steering = steering_values(facts) if any(self._form(row) is not None for row in asked) else {}
+        rules = ((decision.rule, row) for row in asked if (decision := decisions[row]) is not None)
+        self.mixed = {rule for rule, row in rules if _holder(facts, row) not in self.steering}
+        """The rules that pick more than what steers other operators."""
         self.backward = next((row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD), len(facts))
         self.elsewhere = any(device and not device.startswith("cpu") for device in facts.devices)
         self.members: dict[int, list[int]] = {self.roots[row]: [] for row in asked}
@@ -102,8 +119,12 @@ class _Offloads:
             stays += rows
             for row in rows:
                 if (decision := self.decisions[row]) is not None:
-                    self.decisions[row] = evolve(decision, action=Action.SAVE, why=Why.STAYS, reason=reason)
+                    self.decisions[row] = evolve(decision, action=Action.SAVE, form=None, why=Why.STAYS, reason=reason)
         return tuple(sorted(stays))
+
+    def _form(self, row: int) -> NarrowForm | None:
+        decision = self.decisions[row]
+        return None if decision is None else decision.form
 
     def _move(self, holder: int, rows: Sequence[int]) -> None:
         facts, decisions = self.facts, self.decisions
@@ -113,16 +134,17 @@ class _Offloads:
             self.room[decision.rule] -= facts.bytes[holder]
         if not moves(decisions[holder]):
             decisions[holder] = evolve(decision, reason=f"it holds the memory of {facts.names[rows[0]]}")
+        word = decision.outcome.word
         for row in self._to_rebuild(holder, rows):
             while row != holder:
                 if not recomputes(decisions[row]):
-                    reason = f"a view of {facts.names[holder]}, which is offloaded"
+                    reason = f"a view of {facts.names[holder]}, which is {word}"
                     decisions[row] = Decision(Action.RECOMPUTE, decision.rule, Why.REBUILT, reason)
                 row = facts.inputs[row][0]
 
     def _to_rebuild(self, holder: int, rows: Sequence[int]) -> list[int]:
-        """The values in a holder's memory that the backward may need: offloaded ones, those left to the partitioner,
-        and views that another block takes of what it is given."""
+        """The values in a holder's memory that the backward may need: moved ones, those left to the partitioner, and
+        views that another block takes of what it is given."""
         members = [row for row in self.members[self.roots[holder]] if row in self.needed]
         return [*rows, *(row for row in members if is_open(self.decisions[row]) or self._is_given(row, holder))]
 
@@ -134,34 +156,55 @@ class _Offloads:
     def _why_not(self, holder: int, rows: Sequence[int]) -> str | None:
         """Why moving a value would free nothing, or bring back something else; None where all is well."""
         facts, names = self.facts, self.facts.names
-        root = self.roots[holder]
+        root, form = self.roots[holder], self._form(rows[0])
         if facts.ops[root] != "call_function":
-            return f"it is a view of {names[root]}, an input of the graph: moving it would free nothing"
+            doing = "moving" if form is None else "narrowing"
+            return f"it is a view of {names[root]}, an input of the graph: {doing} it would free nothing"
         if facts.shapes[holder] is None or facts.flags[holder] & Flag.MULTI_OUTPUT:
             return "it is not a single tensor"
         if not facts.bytes[holder]:
             return "it has no memory"
-        if self.elsewhere and facts.devices[holder].startswith("cpu"):
+        if form is not None and (reason := self._why_not_narrower(holder, form, rows[0])) is not None:
+            return reason
+        if form is None and self.elsewhere and facts.devices[holder].startswith("cpu"):
             return "it is on the host already"
         if holder > self.backward and facts.kind is GraphKind.FLAT:
             return "it is made after the backward has begun"
         sizes = zip(facts.shapes[holder] or (), facts.strides[holder] or (), strict=False)
         if any(stride == 0 and size > 1 for size, stride in sizes):
             return "its elements share memory"
-        return self._other_reader(holder) or self._unlike(holder, rows)
+        return self._other_reader(holder, form) or self._unlike(holder, rows)
 
-    def _other_reader(self, holder: int) -> str | None:
+    def _why_not_narrower(self, holder: int, form: NarrowForm, row: int) -> str | None:
+        facts = self.facts
+        dtype, shape, decision = facts.dtypes[holder], facts.shapes[holder] or (), self.decisions[row]
+        if not dtype.startswith(("float", "bfloat")) or dtype.startswith("float4"):
+            return f"it is {dtype}, and no floating-point value"
+        if facts.bytes[holder] <= NARROW_BYTES[form.dtype] * facts.numel[holder]:
+            return f"it is {dtype}, which is that narrow already"
+        if form.bytes(shape, facts.numel[holder]) >= facts.bytes[holder]:
+            return "with a scale for each row it would take no less memory"
+        if self.block_of and facts.owners[holder] != holder and facts.targets[holder] not in (GETITEM, *WAITS):
+            return f"it is written to in place where {facts.names[facts.owners[holder]]} has made it"
+        if holder in self.steering and (decision is None or decision.rule in self.mixed):
+            return self.steering[holder]
+        return None
+
+    def _other_reader(self, holder: int, form: NarrowForm | None) -> str | None:
         """Who else keeps the memory, or changes it under the copy."""
         facts, names = self.facts, self.facts.names
+        crossing = self.crossing if form is None else ()
         for member in self.members[self.roots[holder]]:
             if member in self.needed and saves(self.decisions[member]) and not self._is_given(member, holder):
                 return f"{names[member]}, which is saved, holds the same memory"
-            if facts.flags[member] & Flag.FORWARD_OUTPUT and member not in self.crossing:
+            if member in self.crossing and member not in crossing:
+                return f"its block returns {names[member]}, and the next block's checkpoint holds it"
+            if facts.flags[member] & Flag.FORWARD_OUTPUT and member not in crossing:
                 return f"the forward returns {names[member]}, and the caller holds it"
             if member in self.beyond:
                 return f"its block returns {names[member]}, and what follows the blocks holds it"
             for user in facts.users[member]:
-                if facts.phases[user] == Phase.OUTPUT and member not in self.crossing:
+                if facts.phases[user] == Phase.OUTPUT and member not in crossing:
                     return f"the graph returns {names[member]}, and the caller holds it"
                 if facts.phases[user] == Phase.FORWARD and (user < self.backward or facts.kind is not GraphKind.FLAT):
                     continue  # a partition runs all of its forward first
@@ -180,6 +223,8 @@ class _Offloads:
             while row != holder:
                 if facts.flags[row] & _UNREBUILDABLE:
                     return f"{facts.names[row]} reads it while it is written to"
+                if self._form(rows[0]) is not None and facts.dtypes[row] not in ("", facts.dtypes[holder]):
+                    return f"{facts.names[row]} reads its memory as {facts.dtypes[row]}"
                 row = facts.inputs[row][0]
         return None
 
@@ -216,17 +261,24 @@ def prefetch_diagnostics(
 def offload_diagnostics(
     policy: Policy, facts: Facts, decisions: Sequence[Decision | None], needs: SavedForBackward, stays: Sequence[int]
 ) -> Iterator[Diagnostic]:
-    """For each rule what of it stays on the device: a note, and a warning where nothing of it is moved."""
-    moving = [rule for rule, _ in by_rule(needs.moved, decisions, policy)]
+    """For each rule what of it stays on the device: a note, and a warning where nothing of it is moved. A rule that
+    narrows nothing is an error: whoever wrote it counts on the memory."""
+    moved = sorted((*needs.moved, *(row for row in needs.contingent if moves(decisions[row]))))
+    moving = [rule for rule, _ in by_rule(moved, decisions, policy)]
     for rule, rows in by_rule(stays, decisions, policy):
         moves_none = all(rule is not each for each in moving)
         text = "the model's own checkpoint" if rule is None else f"`{rule.text}`"
         reasons = [decision.reason for row in rows if (decision := decisions[row]) is not None]
         first = f"`{facts.names[rows[0]]}`" if len(rows) == 1 else f"`{facts.names[rows[0]]}` first"
-        leaves = f"{'offloads nothing: it leaves' if moves_none else 'leaves'} {refusals.forward_values(len(rows))}"
+        does, where = "offloads", "on the device"
+        codes = refusals.OFFLOADS_NOTHING, refusals.STAYS_ON_DEVICE
+        if rule is not None and rule.form is not None:
+            does, where = "narrows", "as it is" if len(rows) == 1 else "as they are"
+            codes = refusals.NARROWS_NOTHING, refusals.NOT_NARROWED
+        leaves = f"{f'{does} nothing: it leaves' if moves_none else 'leaves'} {refusals.forward_values(len(rows))}"
         found = diagnose(
-            refusals.OFFLOADS_NOTHING if moves_none else refusals.STAYS_ON_DEVICE,
-            f"{text} {leaves} on the device, {first}: {reasons[0]}",
+            codes[not moves_none],
+            f"{text} {leaves} {where}, {first}: {reasons[0]}",
             span=None if rule is None else rule.span,
             details=refusals.reason_lines(rows, reasons, facts),
         )

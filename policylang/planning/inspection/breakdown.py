@@ -334,7 +334,7 @@ def copies_of_lines(plan: Plan) -> tuple[LineCopies, ...]:
     schedule, times, log = plan.schedule, plan.shown_times, RunLog()
     lines = defaultdict[int | None, list[tuple[int, StepKind, int]]](list)
     for step, (kind, row, _) in enumerate(schedule):
-        if kind > StepKind.SECOND_RUN:
+        if kind in (StepKind.COPY_TO_HOST, StepKind.WAIT_TO_HOST, StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST):
             decision = plan.decisions[row]
             lines[None if decision is None else decision.rule].append((step, StepKind(kind), plan.facts.bytes[row]))
     if times is not None and lines:
@@ -565,6 +565,8 @@ class _Named:
                 what = RECOMPUTED.word
             case Origin.COPY_FROM_HOST:
                 what = "copied back"
+            case Origin.NARROW | Origin.WIDEN as origin:
+                what = "narrowed" if origin is Origin.NARROW else "widened"
             case Origin.GENERATOR_STATE:
                 what = "generator state"
             case origin:

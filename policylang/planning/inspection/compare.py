@@ -398,7 +398,7 @@ def _decided(plan: Plan) -> dict[str, tuple[Decider, str]]:
 
 
 def _side(plan: Plan, decision: Decision) -> Decider:
-    action = "auto" if decision.action is None else decision.action.word
+    action = decision.word
     if decision.rule is not None:
         rule = plan.policy.rules[decision.rule]
         return Decider(action, rule.source, f"{rule.text} ({decision.reason})" if decision.reason else rule.text)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from attrs import frozen
 
 from policylang.graph.facts import (
+    LEAVES,
     Derivation,
     Facts,
     Flag,
@@ -26,6 +27,7 @@ from policylang.graph.facts import (
     rewritten,
 )
 from policylang.language.cancellation import check_cancelled
+from policylang.language.syntax import NarrowForm
 from policylang.operators.names import GETITEM, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE
 from policylang.simulation.memory import generator_state_bytes
 
@@ -100,6 +102,7 @@ class _Runs:
         self.inputs: list[tuple[int, ...]] = []
         self.arguments: list[tuple[Any, ...]] = []
         self.steps: list[ScheduleStep] = []
+        self.forms, self.moved = schedule.forms, dict[int, NarrowForm | None]()
         self.value: dict[int, int] = {}  # what a first run, an input or a constant makes
         self.first: dict[int, int] = {}
         self.copies: dict[int, dict[int, int]] = {}  # by region, old node to its recomputation
@@ -138,6 +141,8 @@ class _Runs:
                 self._recompute(row, region)
             else:
                 self.steps.append((kind, self.value[row], region))
+                if kind in LEAVES:
+                    self.moved[self.value[row]] = self.forms.get(row)
 
     def _first_run(self, row: int, region: int) -> None:
         reads_copies = region > 0 and (not self.flat or self.old.phases[row] == _BACKWARD)
@@ -230,7 +235,7 @@ class _Runs:
         )
         recomputed = [row for row, run in enumerate(self.runs) if run.recomputed]
         return RematerialisedGraph(
-            facts, Schedule.of(self.steps), array("i", [run.old for run in self.runs]), recomputed
+            facts, Schedule.of(self.steps, moved=self.moved), array("i", [run.old for run in self.runs]), recomputed
         )
 
     def _column(self, values: Sequence[_Value], of_state: Callable[[_Run], _Value]) -> list[_Value]:

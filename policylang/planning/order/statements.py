@@ -28,7 +28,7 @@ from policylang.language.diagnostics import (
 )
 from policylang.language.globs import PathGlob
 from policylang.language.shown import counted, first_lines, format_quantity, listed
-from policylang.language.syntax import Bucket, Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling
+from policylang.language.syntax import Bucket, Delay, KeepOrder, NarrowForm, Overlap, Policy, Prefetch, Scheduling
 from policylang.operators.names import is_unknown
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
@@ -493,13 +493,14 @@ def _scheduled(
         if facts.ops[row] == "call_function":
             region = regions[row] = region_of.get(facts.names[row], region)
     instead = {old: new for edit in edits.done for old, new in edit.replaced}
-    copied: dict[int, StepKind] = {}
-    for row, kind in schedule.moved.items():
+    copied: dict[int, NarrowForm | None] = {}
+    for row, form in schedule.moved.items():
         name = traced.names[row]
         while name in instead:
             name = instead[name]
-        copied[facts.index[name]] = kind
-    return Schedule.of(with_host_copies(facts, [(_FIRST, row, regions[row]) for row in order], copied, ahead))
+        copied[facts.index[name]] = form
+    steps = with_host_copies(facts, [(_FIRST, row, regions[row]) for row in order], copied, ahead)
+    return Schedule.of(steps, moved=copied)
 
 
 def _outcomes(

@@ -1,0 +1,439 @@
+"""`save … as`: what waits is narrow, what comes back is rounded and nothing else, and the plan knows the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, fx, nn
+
+import policylang
+from policylang.audit.graphs import audit_flat
+from policylang.backends import copies
+from policylang.backends.flat import FlatPath
+from policylang.backends.joint import JointPartitioner
+from policylang.backends.records import AppliedPlan
+from policylang.language.syntax import NARROW_BYTES, NarrowForm
+from policylang.planning.plan import Plan
+from policylang.planning.value_outcome import Why
+from policylang.simulation.memory import estimate_peak
+from tests.graph.captured import flat_of
+from tests.support.drawn import examples
+from tests.support.flat_graphs import Flat, assert_bitwise_equal, copy_graph
+from tests.support.joint import capture_joint
+from tests.support.measured import measured, measured_flat
+from tests.support.models import MLP, Example, square_loss
+from tests.support.random_flat import random_flat
+from tests.support.run_partition import Traced, trace
+
+BF16, ROWS8 = NarrowForm("bfloat16"), NarrowForm("float8_e4m3fn", per_row=True)
+SAVE = "undecided -> save\n"
+
+
+def rounded(value: Tensor, form: NarrowForm) -> Tensor:
+    """Narrowed and widened, as a person would write it."""
+    dtype = getattr(torch, form.dtype)
+    if not form.per_row:
+        return value.to(dtype).to(value.dtype)
+    scale = value.abs().amax(-1, keepdim=True).float() / torch.finfo(dtype).max
+    scale = torch.where(scale.isfinite() & (scale >= torch.finfo(torch.float32).tiny), scale, 1.0)
+    return ((value / scale).to(dtype).to(torch.promote_types(value.dtype, torch.float32)) * scale).to(value.dtype)
+
+
+def applied(flat: Flat, text: str) -> tuple[Flat, AppliedPlan]:
+    after = flat.fresh()
+    outcome = FlatPath().apply(after.gm, policylang.parse(text))
+    after.gm.graph.lint()
+    return after, outcome
+
+
+# --- what a form does to a value --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("form", [BF16, NarrowForm("float16"), ROWS8, NarrowForm("float8_e5m2", per_row=True)], ids=str)
+def test_a_value_comes_back_rounded_with_its_strides(dtype: torch.dtype, form: NarrowForm) -> None:
+    torch.manual_seed(0)
+    for value in (torch.randn(7, 33), torch.randn(33, 7).t(), torch.randn(2, 3, 5, 8).transpose(1, 2), torch.randn(9)):
+        value = (value * torch.logspace(-6, 3, value.shape[-1])).to(dtype)
+        parts = copies.narrowed(value, form)
+        assert parts[0].dtype is getattr(torch, form.dtype)
+        assert sum(part.numel() * part.itemsize for part in parts) == form.bytes(tuple(value.shape), value.numel())
+        back = copies.widened(parts, dtype)
+        assert back.stride() == value.stride()
+        assert torch.equal(back, rounded(value, form))
+        unit = torch.finfo(getattr(torch, form.dtype)).eps / 2 + torch.finfo(dtype).eps + torch.finfo(torch.float32).eps
+        if form.per_row:  # numbers far below the largest of their row lose bits, as numbers below the smallest normal
+            least = value.double().abs().amax(-1, keepdim=True) / torch.finfo(getattr(torch, form.dtype)).max
+            floor = least * torch.finfo(getattr(torch, form.dtype)).smallest_normal
+            assert ((back - value).double().abs() <= 2 * unit * torch.maximum(value.double().abs(), floor)).all()
+
+
+def test_large_values_are_narrowed_in_slices_to_the_same_bits() -> None:
+    torch.manual_seed(0)
+    value = torch.randn(3, 1024, 257).transpose(0, 1)
+    assert value.numel() * 4 > copies._SMALL
+    assert torch.equal(copies.widened(copies.narrowed(value, ROWS8), torch.float32), rounded(value, ROWS8))
+
+
+def test_rows_without_a_scale() -> None:
+    """Zeros stay zeros. A row that holds an infinity or NaN is converted as it is, and spoils no other row."""
+    value = torch.tensor([[0.0, 0.0], [torch.inf, 3.0], [torch.nan, -2.0], [1e-44, 0.0], [1e38, 1.0]])
+    for form in (ROWS8, NarrowForm("float8_e5m2", per_row=True)):
+        back = copies.widened(copies.narrowed(value, form), torch.float32)
+        plain = value.to(getattr(torch, form.dtype)).float()
+        for row in (0, 1, 2, 3):
+            assert torch.equal(back[row].nan_to_num(7), plain[row].nan_to_num(7))
+        assert back[2].isnan().tolist() == [True, False]
+        assert back[4, 0] == pytest.approx(1e38, rel=0.07)
+
+
+# --- the same bits as by hand -----------------------------------------------------------------------------------------
+
+
+class _ByHand(fx.Interpreter):
+    """Runs the graph as it was traced; what the backward reads is what the plan says becomes of it, one value after the
+    other."""
+
+    def __init__(self, gm: fx.GraphModule, plan: Plan) -> None:
+        super().__init__(gm, garbage_collect_values=False)
+        self.plan = plan
+
+    def run_node(self, n: fx.Node) -> Any:
+        row = self.plan.facts.index[n.name]
+        if n.op == "call_function" and not self.plan.facts.forward_mask[row]:
+            args, kwargs = fx.map_arg((n.args, n.kwargs), self._seen)
+            return n.target(*args, **kwargs)
+        return super().run_node(n)
+
+    def _seen(self, node: fx.Node) -> Any:
+        decision = self.plan.decisions[self.plan.facts.index[node.name]]
+        if decision is None or node.op != "call_function":
+            return self.env[node]
+        if decision.form is not None:
+            return rounded(self.env[node], decision.form)
+        if decision.why is Why.REBUILT:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._seen)
+            return node.target(*args, **kwargs)
+        return self.env[node]
+
+
+def by_hand(flat: Flat, plan: Plan) -> list[Tensor]:
+    fresh = flat.fresh()
+    torch.manual_seed(7)
+    with torch.no_grad():
+        return list(_ByHand(fresh.gm, plan).run(*fresh.inputs))
+
+
+FORMS = ("bfloat16", "float16", "float8_e4m3fn per row", "float8_e5m2 per row")
+NAMES = ("sin", "mul", "mm", "t", "add", "cos", "clone", "native_dropout", "rand_like", "everything")
+
+
+@settings(max_examples=examples(40, 2000), deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.integers(0, 63), min_size=24, max_size=90),
+    st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from((*FORMS, ""))), min_size=1, max_size=4),
+)
+def test_random_graphs_under_random_rules_give_the_bits_of_an_evaluator(
+    drawn: list[int], rules: list[tuple[str, str]]
+) -> None:
+    flat = random_flat(drawn)
+    text = SAVE + "\n".join(f"optional save {name}{f' as {form}' if form else ''}" for name, form in rules)
+    after, outcome = applied(flat, text)
+    plan, facts = outcome.plan, outcome.plan.facts
+    assert_bitwise_equal(
+        [value.nan_to_num() for value in by_hand(flat, plan)], [value.nan_to_num() for value in after.run()]
+    )
+    narrowed = [*plan.schedule.forms]
+    for row in narrowed:
+        last = next((form for name, form in reversed(rules) if _picks(name, facts.targets[row])), "")
+        decision = plan.decisions[row]
+        assert decision is not None
+        assert decision.form is not None
+        assert decision.form.text == last or decision.reason.startswith("it holds the memory of"), "the last rule wins"
+        assert facts.dtypes[row] == "float32"
+    assert_kept_as_planned(after.gm, plan)
+
+
+def _picks(name: str, target: str) -> bool:
+    return name == "everything" or target.split(".")[1] == name
+
+
+def assert_kept_as_planned(gm: fx.GraphModule, plan: Plan) -> None:
+    """Each narrowed value that the backward reads has one narrow form in the graph, and its bytes are those planned."""
+    for row, form in plan.schedule.forms.items():
+        nodes = [
+            node
+            for node in gm.graph.nodes
+            if node.target is copies.NARROW_OP and node.args[0].name == plan.facts.names[row]
+        ]
+        assert len(nodes) <= 1
+        for node in nodes:
+            assert node.args[2] is getattr(torch, form.dtype)
+            parts = [each for each in (node, node.args[1]) if each is not None]
+            found = sum(part.meta["val"].numel() * part.meta["val"].itemsize for part in parts)
+            assert found == form.bytes(plan.facts.shapes[row] or (), plan.facts.numel[row])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mlp", SAVE + "save gelu, addmm as bfloat16"),
+        ("mlp", SAVE + "save everything as float8_e4m3fn per row"),
+        ("resnet", "undecided -> save\nsave convolution as bfloat16"),
+        pytest.param("llama", SAVE + "save everything as bfloat16", marks=pytest.mark.slow),
+        pytest.param("gpt2", SAVE + "save matmul as float8_e5m2 per row", marks=pytest.mark.slow),
+    ],
+)
+def test_flat_graphs_give_the_bits_of_narrowing_by_hand(name: str, text: str) -> None:
+    flat = flat_of(name)
+    after, outcome = applied(flat, text)
+    assert outcome.plan.schedule.forms
+    assert_bitwise_equal(by_hand(flat, outcome.plan), after.run())
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+LAYERS, WIDTH, LONG = 6, 16, 256
+GELU = LONG * 2 * WIDTH * 4
+
+
+def wide() -> Example:
+    """What its layers keep is many times its parameters."""
+    torch.manual_seed(0)
+    return Example(MLP(LAYERS, WIDTH), (torch.randn(LONG, WIDTH),), square_loss)
+
+
+def partitioned(text: str) -> tuple[int, int, Plan]:
+    graph = _joint()
+    partition = JointPartitioner(policylang.parse(text)).partition(
+        copy_graph(graph.gm), num_fwd_outputs=graph.num_fwd_outputs
+    )
+    seen = measured(partition, graph.num_fwd_outputs)
+    assert seen.saved == partition.audit.saved_bytes
+    return max(seen.forward, seen.backward), seen.saved, partition.plan
+
+
+@cache
+def _joint() -> Any:
+    return capture_joint(*wide())
+
+
+def in_place(text: str) -> tuple[int, int, Plan]:
+    gm = copy_graph(_flat().gm)
+    outcome = FlatPath().apply(gm, policylang.parse(text))
+    return measured_flat(gm), outcome.audit.saved_bytes, outcome.plan
+
+
+@cache
+def _flat() -> Flat:
+    from tests.support.flat_graphs import flat_graph
+
+    return flat_graph(wide())
+
+
+@pytest.mark.parametrize("road", [partitioned, in_place])
+@pytest.mark.parametrize("form", [BF16, ROWS8], ids=str)
+def test_the_peak_is_that_of_the_plan(road: Callable[[str], tuple[int, int, Plan]], form: NarrowForm) -> None:
+    text = SAVE + "save gelu{}"
+    whole, narrow = road(text.format("")), road(text.format(f" as {form.text}"))
+    freed = LAYERS * (GELU - form.bytes((LONG, 2 * WIDTH), LONG * 2 * WIDTH))
+    assert whole[1] - narrow[1] == freed
+    assert narrow[0] < whole[0]
+    for peak, _, plan in (whole, narrow):
+        assert peak == pytest.approx(estimate_peak(plan.facts, plan.schedule).bytes, rel=0.02)
+
+
+# --- the audit --------------------------------------------------------------------------------------------------------
+
+
+def _narrower(node: fx.Node) -> None:
+    node.args = (*node.args[:2], torch.float16)
+
+
+def _without_scale(node: fx.Node) -> None:
+    node.args = (node.args[0], None, node.args[2])
+
+
+def _kept_whole(node: fx.Node) -> None:
+    for user in list(node.users):
+        user.replace_all_uses_with(node.args[0])
+
+
+@pytest.mark.parametrize(
+    ("form", "target", "change", "code"),
+    [
+        ("bfloat16", copies.NARROW_OP, _narrower, "APL420"),
+        ("bfloat16", copies.WIDEN_OP, _narrower, "APL420"),
+        ("float8_e4m3fn per row", copies.NARROW_OP, _without_scale, "APL420"),
+        ("float8_e4m3fn per row", copies.WIDEN_OP, _without_scale, "APL420"),
+        ("bfloat16", copies.NARROW_OP, _kept_whole, "APL401"),
+    ],
+)
+def test_the_audit_notices_another_form(form: str, target: Any, change: Callable[[fx.Node], None], code: str) -> None:
+    after, outcome = applied(flat_of("mlp"), SAVE + f"save gelu as {form}")
+    assert audit_flat(outcome.plan, after.gm.graph).agrees
+    change(after.gm.graph.find_nodes(op="call_function", target=target)[0])
+    found = audit_flat(outcome.plan, after.gm.graph)
+    assert code in [each.code for each in found.differences]
+
+
+# --- what is narrowed, and what is not --------------------------------------------------------------------------------
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+def traced(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> Traced:
+    given = tuple(each.clone().requires_grad_(each.is_floating_point()) for each in inputs)
+    return trace(Function(function), given, square_loss, **options)
+
+
+def notes(graph: Traced, text: str) -> Mapping[str, tuple[str, ...]]:
+    plan = graph.partition(text).plan
+    return {each.code: (each.message, *each.details) for each in plan.diagnostics}
+
+
+def test_a_view_is_taken_again_and_its_memory_narrowed_once() -> None:
+    graph = traced(lambda x: (x.sin().t() @ x).cos(), torch.randn(4, 4))
+    for text in (
+        "optional save t, permute as bfloat16",
+        "save sin as bfloat16",
+        "save everything\nsave sin as bfloat16",
+    ):
+        partition = graph.partition(SAVE + text)
+        plan = partition.plan
+        assert "sin" in [plan.facts.names[row] for row in plan.schedule.forms]
+        assert not {*partition.audit.saved} & {"permute", "t"}
+
+
+def test_a_later_line_keeps_a_view_and_so_its_memory() -> None:
+    graph = traced(lambda x: (x.sin().t() @ x).cos(), torch.randn(4, 4))
+    partition = graph.partition(SAVE + "save sin as bfloat16\noptional save t, permute")
+    assert not partition.plan.schedule.forms
+    assert "t" in partition.audit.saved
+    assert [each.code for each in partition.plan.diagnostics] == ["APL309"]
+
+
+def test_what_narrows_nothing_is_an_error_with_the_reasons() -> None:
+    graph = traced(lambda x: x.sin().cos().bfloat16().exp().float(), torch.randn(4, 4))
+    with pytest.raises(policylang.PolicyMatchError, match="narrows nothing") as raised:
+        graph.partition(SAVE + "save exp as bfloat16")
+    assert "it is bfloat16, which is that narrow already" in str(raised.value)
+    assert "APL339" in str(raised.value)
+
+
+def test_whole_numbers_masks_and_outputs_stay() -> None:
+    def masked(x: Tensor, length: Tensor) -> Tensor:
+        positions = torch.arange(4)[None] < length[:, None]
+        bias = torch.where(positions, 0.0, -torch.inf)
+        weights = (x + bias).softmax(-1)
+        return (weights * x.sin()).cumsum(-1).exp() * bias.exp()
+
+    graph = traced(masked, torch.randn(4, 4), torch.tensor([1, 2, 3, 4]))
+    partition = graph.partition(SAVE + "save everything as bfloat16")
+    plan = partition.plan
+    reasons = {
+        plan.facts.names[row]: each.reason
+        for row, each in enumerate(plan.decisions)
+        if each is not None and each.why is Why.STAYS
+    }
+    assert any("masks and positions" in reason for reason in reasons.values()), reasons
+    for row in plan.schedule.forms:
+        assert plan.facts.dtypes[row] == "float32"
+
+
+def test_router_logits_are_narrowed_only_by_a_line_that_picks_nothing_else() -> None:
+    def routed(x: Tensor, gate: Tensor) -> Tensor:
+        chances = (x.sin() @ gate).softmax(-1)
+        best, at = chances.topk(2)
+        return torch.gather(chances, 1, at) * best
+
+    graph = traced(routed, torch.randn(8, 16), torch.randn(16, 4))
+    partition = graph.partition(SAVE + "save everything as bfloat16")
+    names = {partition.plan.facts.names[row] for row in partition.plan.schedule.forms}
+    assert "sin" in names
+    assert not any(name.startswith(("mm", "_softmax", "softmax", "div")) for name in names), names
+    named = graph.partition(SAVE + "save _softmax, div as bfloat16".replace("save _", "optional save _"))
+    assert named.plan.schedule.forms
+
+
+def test_the_digest_changes_with_the_form() -> None:
+    digests = {
+        applied(flat_of("mlp"), SAVE + f"save gelu{form}")[1].plan.digest for form in ("", *map(" as {}".format, FORMS))
+    }
+    assert len(digests) == 5
+    assert {*NARROW_BYTES} == {form.split()[0] for form in FORMS}
+
+
+@pytest.mark.parametrize("text", ["expect lossless\nsave gelu as bfloat16", "save gelu as bfloat16\nexpect lossless"])
+def test_expect_lossless_names_the_value(text: str) -> None:
+    with pytest.raises(policylang.PolicyMatchError, match="gelu is saved as bfloat16"):
+        applied(flat_of("mlp"), SAVE + text)
+    _, outcome = applied(flat_of("mlp"), SAVE + "expect lossless\nsave gelu")
+    assert [each.status for each in outcome.plan.expectations] == ["held"]
+
+
+# --- under torch.compile ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["bfloat16", "float8_e4m3fn per row"])
+def test_compiled_with_dynamic_sizes(inner: Any, form: str) -> None:
+    torch.compiler.reset()
+    model = MLP(2, 16)
+    backend = policylang.backend(policylang.parse(SAVE + f"save gelu as {form}"), inner=inner)
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for rows in (8, 12, 20):
+        x = torch.randn(rows, 16)
+        whole, narrow = (
+            torch.autograd.grad(run(x).square().mean(), list(model.parameters())) for run in (model, compiled)
+        )
+        for one, other in zip(whole, narrow, strict=True):
+            assert (one - other).abs().max() <= 8 * 2.0**-4 * one.abs().max()
+    report = policylang.report(backend)
+    assert report.rules[0].narrowed_bytes > 0
+    assert report.audit.agrees
+    torch.compiler.reset()
+
+
+def test_values_on_the_host_and_narrow_ones_side_by_side() -> None:
+    flat = flat_of("mlp")
+    after, outcome = applied(flat, SAVE + "save gelu as float8_e4m3fn per row\noffload addmm")
+    assert outcome.audit.offloaded
+    assert outcome.plan.schedule.forms
+    assert_bitwise_equal(by_hand(flat, outcome.plan), after.run())
+
+
+def test_the_last_rule_wins() -> None:
+    for text, forms in (
+        ("save gelu as bfloat16\nsave gelu", set()),
+        ("save gelu\nsave gelu as float16", {"float16"}),
+        ("save gelu as float16\nsave gelu as bfloat16", {"bfloat16"}),
+        ("save gelu as float16\nrecompute gelu", set()),
+    ):
+        _, outcome = applied(flat_of("mlp"), SAVE + text)
+        assert {form.text for form in outcome.plan.schedule.forms.values()} == forms
+
+
+def test_what_is_recomputed_reads_the_widened_value() -> None:
+    flat = flat_of("mlp")
+    text = "recompute everything\nsave addmm as bfloat16"
+    after, outcome = applied(flat, text)
+    assert outcome.plan.schedule.forms
+    assert outcome.audit.recomputed
+    recomputing, saving = after.run(), applied(flat, SAVE + "save addmm, gelu as bfloat16")[0].run()
+    assert_bitwise_equal(recomputing[:1], saving[:1])
+    assert not all(map(torch.equal, recomputing, flat.fresh().run()))
