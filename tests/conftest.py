@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+import tests.support.unwatched  # noqa: F401
 from tests.support.heap import RARELY, settle
 
 # Some kernels add up in another order with several threads, run by run; bitwise comparisons need one order.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
+from functools import cache
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,7 +23,7 @@ LAYERS = 2
 WIDTH = 8
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def four_ranks():
     with fake_ranks(RANKS):
         yield
@@ -76,6 +80,15 @@ BEFORE = ["save everything", "recompute everything", "save mm", "undecided -> sa
 
 
 def captured(kind: type[Sharded]) -> Joint:
+    """A copy: a partition tags what it splits."""
+    joint = traced(kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own pytree specs, on being copied
+        return joint._replace(gm=copy.deepcopy(joint.gm))
+
+
+@cache
+def traced(kind: type[Sharded]) -> Joint:
     inputs = (torch.randn(4, WIDTH, dtype=torch.bfloat16, requires_grad=True),)
     return capture_joint(Model(kind, WIDTH), inputs, lambda out: out.float().sum())
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import policylang
+import tests.support.unwatched  # noqa: F401
 
 
 def _warm() -> None:
