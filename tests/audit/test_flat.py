@@ -15,7 +15,7 @@ from policylang.backends.flat import FlatPath
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.plan import Plan
-from tests.support.hand import Hand, aten, c10d
+from tests.support.hand import Hand, aten, by_hand, c10d
 
 Spoil = Callable[[fx.Graph], None]
 
@@ -219,20 +219,16 @@ def test_names_the_copy_that_was_spoiled(spoil: Spoil, expected: tuple[str, str]
 
 
 def test_a_copy_that_starts_before_its_memory_is_written_is_named() -> None:
-    hand = Hand()
-    x = hand.input("x")
-    kept = hand.f(aten.sin.default, x)
-    written = hand.f(aten.add_.Tensor, kept, 1)
-    loss = hand.f(aten.exp.default, written)
-    back = hand.b(aten.mul.Tensor, loss, written)
-    gm = hand.done(loss, back)
+    gm = by_hand(
+        "x; kept = sin(x); written = add_(kept, 1); loss = exp(written); back := mul(loss, written); -> loss, back"
+    )
     plan = FlatPath().apply(gm, policylang.parse("undecided -> save; optional offload everything")).plan
     assert audit_flat(plan, gm.graph).agrees
     (start,) = gm.graph.find_nodes(op="call_function", target=copies.OFFLOAD_OP)
     at(gm.graph, "add__tensor").prepend(start)
     (wait,) = waits(gm.graph, "_host")
-    start.update_arg(0, kept)
-    wait.update_arg(1, kept)
+    start.update_arg(0, at(gm.graph, "sin_default"))
+    wait.update_arg(1, at(gm.graph, "sin_default"))
     said_of_it = "runs before `add__tensor`, which writes to what it copies, which is not the order of the plan"
     found = said(list(audit_flat(plan, gm.graph).differences))
     assert ("APL410", f"`add__tensor_offload` {said_of_it}") in found

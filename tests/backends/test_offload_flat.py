@@ -22,7 +22,7 @@ from tests.graph.captured import flat_of
 from tests.support import models
 from tests.support.drawn import examples
 from tests.support.flat_graphs import Flat, assert_bitwise_equal
-from tests.support.hand import Hand
+from tests.support.hand import by_hand
 from tests.support.late import Late, copied_over
 from tests.support.random_flat import random_flat
 from tests.tracing.steps import loss_of
@@ -120,16 +120,11 @@ def test_random_graphs_give_the_same_bits(drawn: list[int], text: str, segments:
 
 
 def test_views_are_rebuilt_and_the_memory_is_moved_once() -> None:
-    hand = Hand()
-    x = hand.input("x")
-    value = hand.f(aten.sin.default, x)
-    view = hand.f(aten.t.default, value)
-    again = hand.f(aten.t.default, view)
-    loss = hand.f(aten.mul.Tensor, view, x)
-    first = hand.b(aten.mm.default, loss, view)
-    second = hand.b(aten.mul.Tensor, first, again)
-    third = hand.b(aten.mul.Tensor, second, value)
-    flat = Flat(hand.done(loss, third), [torch.rand(4, 4)])
+    gm = by_hand(
+        "x; value = sin(x); view = t(value); again = t(view); loss = mul(view, x); first := mm(loss, view); "
+        "second := mul(first, again); third := mul(second, value); -> loss, third"
+    )
+    flat = Flat(gm, [torch.rand(4, 4)])
     after, outcome = applied(flat, "undecided -> save; offload t")
     assert outcome.audit.offloaded == ("sin_default",)
     assert len(copies(after.gm, copy_operators.OFFLOAD_OP)) == len(copies(after.gm, copy_operators.RELOAD_OP)) == 1
@@ -137,14 +132,11 @@ def test_views_are_rebuilt_and_the_memory_is_moved_once() -> None:
 
 
 def test_each_region_fetches_its_own() -> None:
-    hand = Hand()
-    x = hand.input("x")
-    value = hand.f(aten.sin.default, x)
-    loss = hand.f(aten.mul.Tensor, value, x)
-    first = hand.b(aten.mm.default, loss, value)
-    more = hand.f(aten.cos.default, loss)
-    second = hand.b(aten.mm.default, more, value)
-    flat = Flat(hand.done(more, first, second), [torch.rand(4, 4)])
+    gm = by_hand(
+        "x; value = sin(x); loss = mul(value, x); first := mm(loss, value); more = cos(loss); "
+        "second := mm(more, value); -> more, first, second"
+    )
+    flat = Flat(gm, [torch.rand(4, 4)])
     after, outcome = applied(flat, "undecided -> save; offload sin")
     assert outcome.audit.offloaded == ("sin_default",)
     assert len(copies(after.gm, copy_operators.OFFLOAD_OP)) == 1
@@ -154,18 +146,12 @@ def test_each_region_fetches_its_own() -> None:
 
 
 def test_what_would_free_nothing_or_come_back_changed_stays_with_a_reason() -> None:
-    hand = Hand()
-    x = hand.input("x")
-    given_ = hand.f(aten.t.default, x)
-    returned = hand.f(aten.sin.default, x)
-    written = hand.f(aten.cos.default, returned)
-    late = hand.f(aten.tan.default, written)
-    loss = hand.f(aten.mul.Tensor, late, given_)
-    first = hand.b(aten.mm.default, loss, given_)
-    second = hand.b(aten.addcmul.default, first, returned, late)
-    third = hand.b(aten.add_.Tensor, written, second)
-    after = hand.f(aten.add.Tensor, late, loss)
-    flat = Flat(hand.done(after, returned, third), [torch.rand(4, 4)])
+    gm = by_hand(
+        "x; given_ = t(x); returned = sin(x); written = cos(returned); late = tan(written); "
+        "loss = mul(late, given_); first := mm(loss, given_); second := addcmul(first, returned, late); "
+        "third := add_(written, second); after = add(late, loss); -> after, returned, third"
+    )
+    flat = Flat(gm, [torch.rand(4, 4)])
     policy = policylang.parse("undecided -> save; offload t, sin, cos, tan")
     fresh = flat.fresh()
     report = policylang.report(policylang.apply(fresh.gm, policy))

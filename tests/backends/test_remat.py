@@ -11,19 +11,14 @@ from policylang.graph.collect import collect
 from tests.support import models
 from tests.support.decided import decided
 from tests.support.flat_graphs import flat_graph
-from tests.support.hand import Hand, apply, aten, c10d, names
+from tests.support.hand import Hand, apply, aten, by_hand, names
 
 
 def test_a_copy_stands_right_before_the_first_node_that_needs_it() -> None:
-    hand = Hand()
-    x = hand.input("x")
-    a = hand.f(aten.sin.default, x)
-    c = hand.f(aten.cos.default, a)
-    loss = hand.f(aten.exp.default, c)
-    first = hand.b(aten.ones_like.default, loss)
-    second = hand.b(aten.mul.Tensor, first, c)
-    third = hand.b(aten.mul.Tensor, second, a)
-    gm = hand.done(loss, third)
+    gm = by_hand(
+        "x; a = sin(x); c = cos(a); loss = exp(c); first := ones_like(loss); second := mul(first, c); "
+        "third := mul(second, a); -> loss, third"
+    )
     apply(gm, "recompute sin or cos")
     assert names(gm) == [
         "x",
@@ -43,14 +38,9 @@ def test_a_copy_stands_right_before_the_first_node_that_needs_it() -> None:
 
 
 def test_each_region_gets_its_own_copies_with_names_of_their_own() -> None:
-    hand = Hand()
-    x = hand.input("x")
-    a = hand.f(aten.sin.default, x)
-    loss = hand.f(aten.exp.default, a)
-    one = hand.b(aten.mul.Tensor, loss, a)
-    more = hand.f(aten.cos.default, x)
-    two = hand.b(aten.mul.Tensor, more, a)
-    gm = hand.done(loss, one, more, two)
+    gm = by_hand(
+        "x; a = sin(x); loss = exp(a); one := mul(loss, a); more = cos(x); two := mul(more, a); -> loss, one, more, two"
+    )
     report = apply(gm, "recompute sin")
     assert [name for name in names(gm) if "recomputed" in name] == [
         "sin_default_recomputed",
@@ -60,14 +50,10 @@ def test_each_region_gets_its_own_copies_with_names_of_their_own() -> None:
 
 
 def test_regions_that_need_nothing_get_nothing() -> None:
-    hand = Hand()
-    x = hand.input("x")
-    a = hand.f(aten.sin.default, x)
-    loss = hand.f(aten.exp.default, a)
-    one = hand.b(aten.ones_like.default, loss)
-    more = hand.f(aten.cos.default, x)
-    two = hand.b(aten.mul.Tensor, more, a)
-    gm = hand.done(loss, one, more, two)
+    gm = by_hand(
+        "x; a = sin(x); loss = exp(a); one := ones_like(loss); more = cos(x); two := mul(more, a); "
+        "-> loss, one, more, two"
+    )
     rematerialise(gm, decided(collect(gm), lambda row: row == 1))
     assert names(gm).index("sin_default_recomputed") == names(gm).index("mul_tensor") - 1
     assert "sin_default_recomputed_1" not in names(gm)
@@ -75,31 +61,23 @@ def test_regions_that_need_nothing_get_nothing() -> None:
 
 def test_a_value_that_lives_on_in_the_forward_is_read_as_it_is() -> None:
     """Running it again would save nothing: the forward after the region needs it."""
-    hand = Hand()
-    x = hand.input("x")
-    a = hand.f(aten.sin.default, x)
-    loss = hand.f(aten.exp.default, a)
-    one = hand.b(aten.mul.Tensor, loss, a)
-    more = hand.f(aten.cos.default, a)
-    two = hand.b(aten.mul.Tensor, more, a)
-    gm = hand.done(loss, one, more, two)
+    gm = by_hand(
+        "x; a = sin(x); loss = exp(a); one := mul(loss, a); more = cos(a); two := mul(more, a); -> loss, one, more, two"
+    )
     plan = decided(collect(gm), lambda row: row == 1)
     rematerialise(gm, plan)
     assert [name for name in names(gm) if "recomputed" in name] == ["sin_default_recomputed"]
-    assert one.args[1] is a
-    assert marks.SAVED not in marks.custom(a.meta)
+    index = {node.name: node for node in gm.graph.nodes}
+    assert index["mul_tensor"].args[1] is index["sin_default"]
+    assert marks.SAVED not in marks.custom(index["sin_default"].meta)
     assert audit_flat(plan, gm.graph).agrees
 
 
 def test_forward_nodes_that_nothing_reads_any_more_go() -> None:
-    hand = Hand()
-    x = hand.input("x")
-    kept = hand.f(aten.sin.default, x)
-    gone = hand.f(aten.cos.default, kept)
-    also = hand.f(aten.tanh.default, gone)
-    loss = hand.f(aten.exp.default, kept)
-    back = hand.b(aten.mul.Tensor, loss, also)
-    gm = hand.done(loss, back)
+    gm = by_hand(
+        "x; kept = sin(x); gone = cos(kept); also = tanh(gone); loss = exp(kept); back := mul(loss, also); "
+        "-> loss, back"
+    )
     rematerialise(gm, decided(collect(gm), lambda row: row in (2, 3)))
     assert {"cos_default", "tanh_default"}.isdisjoint(names(gm))
     assert [node.name for node in gm.graph.nodes if marks.SAVED in marks.custom(node.meta)] == [
@@ -123,14 +101,10 @@ def test_a_multi_output_operator_runs_again_once_with_the_pieces_that_are_needed
 
 
 def test_the_gather_and_its_wait_run_again_together() -> None:
-    hand = Hand()
-    w, x = hand.input("w"), hand.input("x")
-    gather = hand.f(c10d.all_gather_into_tensor.default, w, 1, "0")
-    wait = hand.f(c10d.wait_tensor.default, gather)
-    out = hand.f(aten.mm.default, x, wait)
-    loss = hand.f(aten.exp.default, out)
-    back = hand.b(aten.mm.default, loss, wait)
-    gm = hand.done(loss, back)
+    gm = by_hand(
+        'w; x; gather = all_gather_into_tensor(w, 1, "0"); wait = wait_tensor(gather); out = mm(x, wait); '
+        "loss = exp(out); back := mm(loss, wait); -> loss, back"
+    )
     apply(gm, "must_recompute all_gather")
     order = names(gm)
     assert order[order.index("mm_default_1") - 2 : order.index("mm_default_1")] == [

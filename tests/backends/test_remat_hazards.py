@@ -17,7 +17,7 @@ from tests.graph.captured import flat_of
 from tests.support import models
 from tests.support.decided import decided
 from tests.support.flat_graphs import Flat, flat_graph, gradients, trace_flat
-from tests.support.hand import Hand, apply, aten, c10d, calls, names, same_bits
+from tests.support.hand import Hand, apply, aten, by_hand, c10d, calls, names, same_bits
 
 # --- random numbers, in-place writes, buffers ------------------------------------------------------------------------
 
@@ -47,14 +47,10 @@ def test_an_operator_without_tensor_inputs_draws_again_too() -> None:
 
 def test_a_random_operator_whose_result_only_the_backward_reads_still_draws_in_the_forward() -> None:
     """Or every later draw of the step would shift."""
-    hand = Hand()
-    x = hand.input("x")
-    noise = hand.f(aten.rand_like.default, x)
-    scaled = hand.f(aten.mul.Tensor, noise, x)
-    later = hand.f(aten.rand_like.default, x)
-    loss = hand.f(aten.add.Tensor, later, x)
-    back = hand.b(aten.mul.Tensor, loss, scaled)
-    gm = hand.done(loss, back)
+    gm = by_hand(
+        "x; noise = rand_like(x); scaled = mul(noise, x); later = rand_like(x); loss = add(later, x); "
+        "back := mul(loss, scaled); -> loss, back"
+    )
     flat = Flat(gm, [torch.rand(4, 4)])
     same_bits(flat, "recompute rand_like or mul")
 
@@ -103,13 +99,7 @@ def test_what_is_written_in_place_runs_again_with_its_writers_and_who_reads_in_b
 
 
 def test_memory_that_the_backward_writes_is_saved_or_refused() -> None:
-    hand = Hand()
-    x = hand.input("x")
-    a = hand.f(aten.sin.default, x)
-    loss = hand.f(aten.exp.default, a)
-    written = hand.b(aten.mul_.Tensor, a, 2.0)
-    back = hand.b(aten.mul.Tensor, loss, written)
-    gm = hand.done(loss, back)
+    gm = by_hand("x; a = sin(x); loss = exp(a); written := mul_(a, 2.0); back := mul(loss, written); -> loss, back")
     with pytest.raises(PolicyMatchError, match="`sin_default`: it reads memory that the graph changes"):
         apply(gm, "recompute sin")
     report = apply(gm, "optional recompute sin")
@@ -142,27 +132,18 @@ def test_counters_and_running_statistics_move_once() -> None:
 
 
 def test_a_copy_that_writes_outside_is_found_by_the_audit() -> None:
-    hand = Hand()
-    x, counter = hand.input("x"), hand.input("counter")
-    hand.f(aten.add_.Tensor, counter, 1)
-    a = hand.f(aten.sin.default, x)
-    back = hand.b(aten.mul.Tensor, a, x)
-    gm = hand.done(a, back)
+    gm = by_hand("x; counter; _ = add_(counter, 1); a = sin(x); back := mul(a, x); -> a, back")
+    counter, back = (next(node for node in gm.graph.nodes if node.name == name) for name in ("counter", "mul_tensor"))
     plan = decided(collect(gm), lambda _row: False)
     with gm.graph.inserting_before(back):
         again = gm.graph.call_function(aten.add_.Tensor, (counter, 1))
-    again.meta = {"val": hand.value, "custom": {marks.RECOMPUTED: "add__tensor"}}
+    again.meta = {"val": back.meta["val"], "custom": {marks.RECOMPUTED: "add__tensor"}}
     codes = [found.code for found in audit_flat(plan, gm.graph).differences]
     assert codes == ["APL403", "APL406"]
 
 
 def test_a_backward_that_reads_what_was_to_be_recomputed_is_found_by_the_audit() -> None:
-    hand = Hand()
-    x = hand.input("x")
-    a = hand.f(aten.sin.default, x)
-    loss = hand.f(aten.exp.default, a)
-    back = hand.b(aten.mul.Tensor, loss, a)
-    gm = hand.done(loss, back)
+    gm = by_hand("x; a = sin(x); loss = exp(a); back := mul(loss, a); -> loss, back")
     plan = decided(collect(gm), lambda row: row == 1)
     (found,) = audit_flat(plan, gm.graph).differences
     assert found.code == "APL401"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import torch
@@ -43,6 +44,25 @@ class Hand:
     def done(self, *outputs: fx.Node) -> fx.GraphModule:
         self.graph.output(outputs)
         return fx.GraphModule(nn.Module(), self.graph)
+
+
+def by_hand(text: str) -> fx.GraphModule:
+    """The graph of ``x; a = sin(x); b := mul(a, x); -> a, b``: ``:=`` makes a backward node. Of an operator's
+    overloads it is the one for tensors, where there is one."""
+    hand, known = Hand(), dict[str, Any]()
+    for each in text.split("; "):
+        name, made, call = each.partition(" := " if ":=" in each else " = ")
+        if not made and not each.startswith("-> "):
+            known[name] = hand.input(name)
+            continue
+        tree = ast.parse(call or each.removeprefix("-> ") + ",", mode="eval").body
+        if not made:
+            return hand.done(*(known[each.id] for each in tree.elts))  # type: ignore[attr-defined]
+        packet = getattr(aten, tree.func.id, None) or getattr(c10d, tree.func.id)  # type: ignore[attr-defined]
+        target = packet.Tensor if "Tensor" in packet.overloads() else packet.default
+        arguments = [known[arg.id] if isinstance(arg, ast.Name) else ast.literal_eval(arg) for arg in tree.args]  # type: ignore[attr-defined]
+        known[name] = (hand.b if made == " := " else hand.f)(target, *arguments)
+    raise AssertionError("it returns nothing")
 
 
 def names(gm: fx.GraphModule) -> list[str]:
