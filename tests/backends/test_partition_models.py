@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
-from functorch.compile import default_partition
 
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.value_outcome import Why
 from tests.support.compiled import assert_bitwise_equal
-from tests.support.heap import settle
-from tests.support.models import ZOO, gpt2, llama, mlp
-from tests.support.run_partition import (
-    Result,
-    Traced,
-    assert_same_result,
-    run_step,
-    trace,
-)
+from tests.support.models import ZOO
+from tests.support.run_partition import ONE_LAYER, assert_same_result, run_step, traced, unpartitioned
 
 POLICIES = {
     "save all": "save everything",
@@ -38,29 +29,6 @@ POLICIES = {
 }
 
 
-def traced(model: str, dynamic: bool = False) -> Traced:
-    return _traced(model, dynamic)  # a cache takes a default that is written out for another call
-
-
-def unpartitioned(model: str, dynamic: bool = False) -> Result:
-    """The same step, split by PyTorch's default partitioner."""
-    return _unpartitioned(model, dynamic)
-
-
-@cache
-def _traced(model: str, dynamic: bool) -> Traced:
-    found = trace(*(ONE_LAYER if dynamic else ZOO)[model](), dynamic=dynamic)
-    settle()
-    return found
-
-
-@cache
-def _unpartitioned(model: str, dynamic: bool) -> Result:
-    return _traced(model, dynamic).run(default_partition)
-
-
-ONE_LAYER = {"llama": partial(llama, 1), "gpt2": partial(gpt2, 1), "mlp": mlp}
-"""Tracing with sizes that are not known takes long."""
 LARGE = ("qwen3", "mixtral", "bart", "flex", "gpt2")
 """What sets them apart from a Llama and the small models shows in other fast tests, under one policy each."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-import torch
-from torch import Tensor
 
 import policylang
+from policylang.audit.report import Report
+from policylang.backends.joint import JointPartitioner
 from policylang.language.resources import policies_folder
-from tests.support.models import HUGGING_FACE, ZOO
+from tests.support.compiled import assert_same_as_without
+from tests.support.models import HUGGING_FACE, llama
+from tests.support.run_partition import Result, assert_same_result, traced, unpartitioned
 
 POLICIES = sorted(path.stem for path in policies_folder().glob("*.apl"))
 FOR_ANYTHING_WITH_BLOCKS = ("torchtitan_op_sac", "torchtitan_full", "every_2nd_layer", "memory_staged", "save_all")
@@ -59,54 +61,27 @@ def test_a_policy_loads_without_a_complaint_and_under_its_own_name(name):
         assert policylang.load(name).name == name
 
 
-def step(model_name: str, backend: object) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and gradients, of the inputs too, of one step whose forward and backward are compiled by ``backend``."""
-    torch.compiler.reset()
-    module, inputs, loss_fn = ZOO[model_name]()
-    compiled = torch.compile(module, backend=backend)
-    torch.manual_seed(7)  # what dropout draws
-    loss = loss_fn(compiled(*inputs))
-    loss.backward()
-    gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-    gradients |= {f"input {i}": x.grad for i, x in enumerate(inputs) if x.grad is not None}
-    buffers = {f"buffer {name}": b.clone() for name, b in module.named_buffers()}
-    return loss.detach(), gradients | buffers
-
-
-@pytest.fixture(scope="module")
-def without_a_policy():
-    known: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
-
-    def look_up(model: str) -> tuple[Tensor, dict[str, Tensor]]:
-        if model not in known:
-            # Of the counter, torch's own partitioner recomputes a read of the buffer after its update: it is wrong.
-            known[model] = step(model, "eager" if model == "counter" else "aot_eager")
-        return known[model]
-
-    return look_up
-
-
 @pytest.mark.parametrize(
     ("policy", "model"),
     [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in PAIRS],
 )
-def test_loss_and_gradients_are_bitwise_those_without_a_policy(policy, model, without_a_policy):
-    loss, gradients = without_a_policy(model)
-    (policy_loss, policy_gradients), report = under(policy, model)
-    assert torch.equal(loss, policy_loss)
-    assert gradients.keys() == policy_gradients.keys()
-    assert len(gradients) > 0
-    different = [name for name in gradients if not torch.equal(gradients[name], policy_gradients[name])]
-    assert different == []
+def test_loss_and_gradients_are_bitwise_those_without_a_policy(policy, model):
+    found, report = under(policy, model)
+    assert_same_result(unpartitioned(model), found)
+    assert any(gradient is not None and gradient.any() for gradient in found.gradients)
     assert report.audit.agrees
     assert all(rule.matched or rule.text.startswith("optional") for rule in report.rules)
 
 
+def test_a_model_compiled_by_the_backend_trains_on_the_same_bits():
+    assert_same_as_without(lambda: llama(1), policylang.backend("llama3_sac", inner="aot_eager"))
+
+
 @cache
-def under(policy: str, model: str):
+def under(policy: str, model: str) -> tuple[Result, Report]:
     """A step under a policy, and its report: the tests ask for the same ones."""
-    backend = policylang.backend(policy, inner="aot_eager")
-    return step(model, backend), policylang.report(backend)
+    found = traced(model).run(JointPartitioner(policylang.load(policy)))
+    return found, policylang.report(found.partition.forward)
 
 
 def report_on(policy: str, model: str):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from policylang.api.load import parse
 from policylang.audit.graphs import is_random_state
 from policylang.backends.joint import JointPartitioner, Partition
 from tests.support.compiled import Trained, train
-from tests.support.models import Example
+from tests.support.heap import settle
+from tests.support.models import ZOO, Example, gpt2, llama, mlp
 
 Split = str | JointPartitioner | Callable[..., Any]
 """The text of a policy, a ready partitioner of ours, or any other partition function."""
@@ -143,6 +145,32 @@ def trace(
     torch._dynamo.reset()
     ((gm, num_fwd_outputs, static),) = graphs
     return Traced(gm, num_fwd_outputs, static, primals[0], tangents[0])
+
+
+ONE_LAYER = {"llama": partial(llama, 1), "gpt2": partial(gpt2, 1), "mlp": mlp}
+"""Tracing with sizes that are not known takes long."""
+
+
+def traced(model: str, dynamic: bool = False) -> Traced:
+    """A model of the zoo, traced once for all tests of a process."""
+    return _traced(model, dynamic)  # a cache takes a default that is written out for another call
+
+
+def unpartitioned(model: str, dynamic: bool = False) -> Result:
+    """The same step, split by PyTorch's default partitioner."""
+    return _unpartitioned(model, dynamic)
+
+
+@cache
+def _traced(model: str, dynamic: bool) -> Traced:
+    found = trace(*(ONE_LAYER if dynamic else ZOO)[model](), dynamic=dynamic)
+    settle()
+    return found
+
+
+@cache
+def _unpartitioned(model: str, dynamic: bool) -> Result:
+    return _traced(model, dynamic).run(default_partition)
 
 
 def assert_same_result(left: Result, right: Result) -> None:
