@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
@@ -15,21 +14,14 @@ from policylang.backends import copies as copy_operators
 from policylang.backends.joint import Partition
 from policylang.language.diagnostics import Diagnostic
 from policylang.planning.liveness import SavedForBackward
-from tests.support.models import ZOO
-from tests.support.run_partition import Traced, trace
-
-
-@cache
-def _mlp() -> Traced:
-    return trace(*ZOO["mlp"]())
-
+from tests.support.run_partition import traced
 
 Crossings = dict[int, tuple[int, int]]
 
 
 def offloaded(text: str = "undecided -> save\noffload gelu") -> tuple[Partition, Crossings]:
     """A partition, and where the values that it offloads cross."""
-    split = _mlp().partition(text)
+    split = traced("mlp").partition(text)
     facts = split.plan.facts
     rows = [facts.index[name] for name in split.audit.offloaded]
     sent = [node.name for node in output_of(split.forward)]

@@ -8,8 +8,7 @@ import pytest
 
 from policylang.backends import joint as module
 from policylang.backends.runtime import collector_paused
-from tests.support import models
-from tests.support.run_partition import partitioner, trace
+from tests.support.run_partition import partitioner, traced
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -33,8 +32,7 @@ def test_a_graph_is_split_without_it(monkeypatch):
         return split(*arguments, **options)
 
     monkeypatch.setattr(module, "split", watched)
-    traced = trace(*models.mlp())
-    assert traced.partition(partitioner("recompute everything")).audit.agrees
+    assert traced("mlp").partition(partitioner("recompute everything")).audit.agrees
     assert seen
     assert not any(seen)
     assert gc.isenabled()

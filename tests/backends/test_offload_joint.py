@@ -24,6 +24,7 @@ from tests.support.drawn import examples
 from tests.support.late import Late, copied_over
 from tests.support.models import ZOO, Example, square_loss
 from tests.support.run_partition import Result, Traced, assert_same_result, trace
+from tests.support.run_partition import traced as zoo_traced
 from tests.support.sharded import fake_ranks
 
 SAVE = "undecided -> save\n"
@@ -52,17 +53,12 @@ def traced(function: Callable[..., Any], *inputs: Tensor, dynamic: bool = False)
 
 
 @cache
-def example(name: str) -> Traced:
-    return trace(*(models.llama(layers=1) if name == "llama" else ZOO[name]()))
-
-
-@cache
 def without_policy(graph: Traced) -> Result:
     return graph.run(SAVE)
 
 
 def mlp() -> Traced:
-    return example("mlp")
+    return zoo_traced("mlp")
 
 
 def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
@@ -106,7 +102,7 @@ def test_a_llama_through_inductor(text: str) -> None:
 
 
 def test_min_cut_decides_the_rest_around_what_is_offloaded() -> None:
-    partition = example("llama").partition("offload mm")
+    partition = zoo_traced("llama").partition("offload mm")
     audit = partition.audit
     assert audit.offloaded
     plan = partition.plan
@@ -295,7 +291,7 @@ DRAWN = ("mm", "addmm", "mul", "add", "permute, t, view", "bernoulli", "gelu or 
 @given(st.data())
 @settings(max_examples=examples(12, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
-    graph = example(data.draw(st.sampled_from(["dropout", "resnet", "mlp", "shared_parameters"])))
+    graph = zoo_traced(data.draw(st.sampled_from(["dropout", "resnet", "mlp", "shared_parameters"])))
     fate = data.draw(st.sampled_from(["save", "recompute", "auto"]))
     lines = [f"undecided -> {fate}"]
     for what in data.draw(st.lists(st.sampled_from(DRAWN), min_size=1, max_size=5, unique=True)):
@@ -314,7 +310,7 @@ def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
 
 def test_an_expectation_is_settled_when_min_cut_has_decided() -> None:
     plan = (
-        example("llama")
+        zoo_traced("llama")
         .partition("offload mm in q_proj\nexpect every mm in q_proj offloaded\nexpect peak <= 1 GiB")
         .plan
     )

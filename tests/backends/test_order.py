@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -36,10 +35,9 @@ from tests.support import hand_orders
 from tests.support.carried_out import flat_steps, half_steps, planned_half
 from tests.support.flat_graphs import assert_bitwise_equal, copy_graph
 from tests.support.hand_orders import KEEP, drawn_schedule, names_in, order_of
-from tests.support.models import ZOO
 from tests.support.orders import names_in_order
 from tests.support.random_flat import random_flat, random_joint
-from tests.support.run_partition import Traced, assert_same_result, trace
+from tests.support.run_partition import assert_same_result, traced
 from tests.support.sharded import fake_ranks
 from tests.support.shared_graphs import JOINT, ONE_DEVICE, shared_graph
 
@@ -247,11 +245,6 @@ def test_the_audit_names_what_a_later_pass_moved() -> None:
     assert found.code == "APL418"
     assert f"`{nodes[2].name}` runs behind `{nodes[8].name}`" in found.message
     assert f"where the plan has it behind `{nodes[1].name}`" in found.message
-
-
-@cache
-def traced(model: str) -> Traced:
-    return trace(*ZOO[model]())
 
 
 @pytest.mark.parametrize("text", [*SOME[:3], "optional save mm, addmm; undecided -> auto"])

@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 import policylang
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
-from tests.support.models import ZOO, square_loss
 from tests.support.models import llama as llama_of
+from tests.support.models import square_loss
 from tests.support.run_partition import Traced, assert_same_result, partitioner, trace
+from tests.support.run_partition import traced as zoo_traced
 
 
 def traced(forward: Any, *inputs: Tensor) -> Traced:
@@ -139,7 +140,7 @@ def test_a_graph_without_a_backward_is_split_into_all_and_nothing() -> None:
 
 
 def test_a_read_of_memory_that_is_written_later_is_not_recomputed() -> None:
-    graph = trace(*ZOO["counter"]())
+    graph = zoo_traced("counter")
     gm = graph.fresh()
     before = str(gm.graph)
     with pytest.raises(PolicyMatchError) as caught:
@@ -153,7 +154,7 @@ def test_a_read_of_memory_that_is_written_later_is_not_recomputed() -> None:
 
 
 def test_min_cut_is_not_let_loose_on_memory_that_is_written_later() -> None:
-    graph = trace(*ZOO["counter"]())
+    graph = zoo_traced("counter")
     result = graph.run("optional recompute mul; undecided -> auto")
     assert_same_result(graph.run(default_partition), result)
     assert "sin" not in result.audit.recomputed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,7 @@ def operators_of_a_step(model: nn.Module, run: Callable[[nn.Module, int], Tensor
 def test_the_compiler_carries_the_policy_out_and_the_checkpoint_runs_nothing_again(way: Way) -> None:
     example = models.gpt2(1)  # with dropout
     run = backward_of(loss_of(example))
-    by = backend()
-    model = way(twin(example.module), by)
+    model = way(twin(example.module), backend())
     assert differences(train(twin(example.module), run), train(model, run)) == []
     ran = operators_of_a_step(model, run)
     report = policylang.report(model)
@@ -127,15 +126,21 @@ def test_the_compiler_carries_the_policy_out_and_the_checkpoint_runs_nothing_aga
     assert report.recomputed.names
     assert all(rule.matched for rule in report.rules)
     assert report.blocks == 1
-    torch.compiler.reset()
-    by = backend(POLICY if way is WAYS["the model"] else ALONE)
-    without = (whole if way is WAYS["the model"] else each_block)(twin(example.module), by)
-    train(without, run)
-    expected = policylang.report(without)
+    expected, operators = without_checkpoints(way is WAYS["the model"])
     assert report.saved.bytes == expected.saved.bytes
     assert report.recomputed.bytes == expected.recomputed.bytes
     assert fates(report) == fates(expected)
-    assert ran == operators_of_a_step(without, run) > 0
+    assert ran == operators > 0
+
+
+@cache
+def without_checkpoints(as_whole: bool) -> tuple[Report, int]:
+    example = models.gpt2(1)
+    run = backward_of(loss_of(example))
+    torch.compiler.reset()
+    model = (whole if as_whole else each_block)(twin(example.module), backend(POLICY if as_whole else ALONE))
+    train(model, run)
+    return policylang.report(model), operators_of_a_step(model, run)
 
 
 def fates(report: Report) -> dict[str, str]:
