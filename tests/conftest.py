@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
 
 import tests.support.unwatched  # noqa: F401
+from tests.support.compiled import fresh_dynamo
 from tests.support.heap import RARELY, settle
 
 # Some kernels add up in another order with several threads, run by run; bitwise comparisons need one order.
 torch.set_num_threads(1)
-
-# Inductor compiles a probe for the vector instructions of this machine in every new cache folder, which costs more than
-# the few small kernels of a test. Set before Inductor is imported, and for the processes that tests start.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 gc.set_threshold(*RARELY)
 
@@ -32,3 +30,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def _settled() -> None:
     """Of the modules before; what their fixtures held has gone."""
     settle()
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """Before a test, nor left by it."""
+    with fresh_dynamo():
+        yield

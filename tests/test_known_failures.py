@@ -9,8 +9,6 @@ every process, ``tests/planning/test_determinism.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,12 +24,7 @@ from tests.graph.captured import facts_of_model
 from tests.support.compiled import Trained, assert_bitwise_equal, train
 from tests.support.models import Example, counter, gpt2, llama, mixtral, mlp, square_loss
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def backend_of(text: str) -> PolicyBackend:

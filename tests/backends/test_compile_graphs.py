@@ -17,8 +17,10 @@ import policylang
 from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.backends.records import CompiledGraph
 from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graph_uses_of
-from tests.support.compiled import WITHOUT, assert_bitwise_equal, assert_same_as_without, fresh_dynamo, train
+from tests.support.compiled import WITHOUT, assert_bitwise_equal, assert_same_as_without, train
 from tests.support.models import Example, llama, mlp, square_loss
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 def graphs_of(subject: object) -> tuple[CompiledGraph, ...]:
@@ -27,12 +29,6 @@ def graphs_of(subject: object) -> tuple[CompiledGraph, ...]:
 
 def backend_for(text: str, root: str = "") -> PolicyBackend:
     return policylang.backend(policylang.parse(text), inner="aot_eager", root=root)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> object:
-    with fresh_dynamo():
-        yield
 
 
 class Broken(nn.Module):

@@ -13,14 +13,10 @@ from torch import nn
 
 import policylang
 from policylang import PolicyMatchError, PolicyMeaningError, PolicySyntaxError
-from tests.support.compiled import assert_bitwise_equal, fresh_dynamo, train
+from tests.support.compiled import assert_bitwise_equal, train
 from tests.support.models import counter, mlp
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> object:
-    with fresh_dynamo():
-        yield
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 @pytest.fixture

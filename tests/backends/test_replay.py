@@ -24,9 +24,10 @@ from policylang.graph.marks import from_annotation
 from policylang.language.syntax import Policy
 from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import SavedForBackward
-from tests.support.compiled import fresh_dynamo
 from tests.support.models import ZOO, Example, dropout, gpt2, llama, mixtral, resnet
 from tests.support.twice import aot_eager, partition_by, partitioned_once
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 SAVE_PRODUCTS = "recompute everything; optional save matmul or attention"
 SAVE_ALL = "save everything"
@@ -45,12 +46,6 @@ class First(NamedTuple):
     arguments: tuple[Any, ...]
     loss: Tensor
     gradients: list[Tensor | None]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> object:
-    with fresh_dynamo():
-        yield
 
 
 @cache

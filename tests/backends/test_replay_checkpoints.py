@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,18 +19,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import policylang
 from policylang import PolicyMatchError
 from policylang.backends.joint import Partition
-from tests.support.compiled import fresh_dynamo
 from tests.support.drawn import examples
 from tests.support.sharded import fake_ranks
 from tests.support.twice import compiled_twice, partition_by, partitioned_twice
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
 Function = Callable[..., Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_dynamo():
-        yield
 
 
 def arguments() -> list[Tensor]:

@@ -5,7 +5,7 @@ The first backward runs forward operators again, with the metadata of the nodes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,9 +17,10 @@ from torch._functorch.aot_autograd import aot_function
 
 import policylang
 from policylang.audit.report import Report
-from tests.support.compiled import fresh_dynamo
 from tests.support.twice import keep_meta
 from tests.support.versions import needs_marked_backwards
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 FIRST = "blocks layers.*\nrecompute everything\nsave everything in block where crosses block"
 WIDTH = 8
@@ -45,12 +46,6 @@ class Blocks(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with fresh_dynamo():
-        yield
 
 
 def split_by(text: str, reports: list[Report]) -> Callable[..., Any]:

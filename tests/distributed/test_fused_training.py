@@ -18,12 +18,13 @@ import policylang
 from policylang.backends.joint import Partition, partitions
 from policylang.backends.records import last_audited
 from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
-from tests.support.compiled import fresh_dynamo
 from tests.support.edited import assert_facts_hold
 from tests.support.ranks import run_ranks
 from tests.support.sharded import fake_ranks
 from tests.support.twice import Once, partitioned_once
 from tests.support.versions import needs_groups_in_any_order
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 GATHERS = "undecided -> save\nfuse all_gather chains\n"
 BOTH = GATHERS + "fuse reduce_scatter chains\n"
@@ -38,12 +39,6 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 def batch(rank: int) -> Tensor:
     return torch.randint(-2, 3, (4, 16), generator=torch.Generator().manual_seed(rank)).float()
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with fresh_dynamo():
-        yield
 
 
 def mesh_of(*shape: int) -> DeviceMesh:

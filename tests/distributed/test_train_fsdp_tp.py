@@ -63,9 +63,8 @@ def trained(rank: int, names: tuple[str, ...]) -> dict[str, dict[str, list[float
 
 
 @needs_traced_meshes
-@pytest.mark.parametrize(
-    "names", [("cut over all",), pytest.param(("compiled", "tensor parallel", "bfloat16"), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("cut over all",), ("compiled", "tensor parallel", "bfloat16")])
 def test_the_policy_changes_no_bit_of_the_loss_and_the_curve_is_that_of_one_process(
     names: tuple[str, ...], example: Any
 ) -> None:
@@ -136,6 +135,7 @@ def said_by_main(rank: int) -> str:
 
 @needs_traced_meshes
 def test_the_script_as_torchrun_starts_it() -> None:
+    """On four ranks and on one, as `--check` compares them."""
     first, *others = run_ranks(said_by_main, RANKS, group=False)
     assert not any(others)
     assert "policy fsdp_tp: " in first

@@ -1,15 +1,17 @@
-"""What torch measures and writes down at each compilation for those who watch fleets, and nobody reads in a test.
+"""What torch measures, probes and writes down at each compilation, and nobody reads in a test.
 
-It was a quarter of the processor time of a small compilation. Imported by whatever compiles: the tests, and the server
-that ranks are forked from.
+It was half of the processor time of a small one. Imported by whatever compiles: the tests, and the server from which
+ranks are forked.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 
 import torch._dynamo.config
 import torch._dynamo.guards
+import torch._inductor.config
 
 # The latency of a guard, taken after a flush of the processor's caches.
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
@@ -17,3 +19,7 @@ torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr
 torch._dynamo.config.run_gc_after_compile = False
 # The structured trace: every graph as text and as JSON, for a handler that would find out that it has no file.
 logging.getLogger("torch.__trace").handlers.clear()
+# Inductor compiles a probe for the vector instructions of this machine in every new cache folder, which costs more than
+# the few small kernels of a test. Here, and for the processes that tests start.
+torch._inductor.config.cpp.vec_isa_ok = True
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +22,8 @@ from policylang.language.syntax import Policy
 from tests.support import models
 from tests.support.eager import Step, backward_of, blocks_of, differences, loss_of, train, twin
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
 TEXT = """
 recompute everything in block; save matmul in block; recompute every 2nd matmul per block
 save everything in block where crosses block
@@ -29,13 +31,6 @@ save everything in block where crosses block
 POLICY = policylang.parse(TEXT)
 ALONE = policylang.parse("blocks layers.*\n" + TEXT)
 """The same for a compiled block in no checkpoint: there `root` says that it is a block."""
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def backend(policy: Policy = POLICY) -> PolicyBackend:
