@@ -84,10 +84,7 @@ def test_what_has_no_graph(tmp_path):
     torch._dynamo.reset()
     path = tmp_path / "x.graph"
     backend = policylang.backend(POLICY, inner="aot_eager")
-    for subject, said in (
-        (5, "a `int` has no graph to take a snapshot of"),
-        (backend, "no graph was planned yet"),
-    ):
+    for subject, said in ((5, "a `int` has no graph to take a snapshot of"), (backend, "no graph was planned yet")):
         with pytest.raises(PolicyGraphError) as raised:
             policylang.snapshot(subject, path)
         (found,) = raised.value.diagnostics

@@ -67,8 +67,7 @@ def read_where_it_lies(split: Partition, half: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "half"),
-    [(awaits_another, "forward"), (awaits_another, "backward"), (read_where_it_lies, "backward")],
+    ("spoil", "half"), [(awaits_another, "forward"), (awaits_another, "backward"), (read_where_it_lies, "backward")]
 )
 def test_the_audit_sees_a_copy_that_is_not_awaited(spoil: Callable[[Partition, str], None], half: str) -> None:
     split, crossing = offloaded()

@@ -163,8 +163,7 @@ def test_what_one_graph_answers_is_no_complaint() -> None:
     policy = policylang.parse("save mm\nsave bmm")
     first, second = (
         statement_errors.complaints(
-            policy,
-            [Diagnostic("APL301", "nothing", policy.rules[rule].span) for rule in unmatched],
+            policy, [Diagnostic("APL301", "nothing", policy.rules[rule].span) for rule in unmatched]
         )
         for unmatched in ((0, 1), (1,))
     )

@@ -93,8 +93,7 @@ def hit() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("way", "text", "saved"),
-    [(by_options, POLICY, 64), (by_configuration, "recompute everything", 0)],
+    ("way", "text", "saved"), [(by_options, POLICY, 64), (by_configuration, "recompute everything", 0)]
 )
 def test_inductor_takes_it_in_either_way_and_does_what_the_policy_says(way: Any, text: str, saved: int) -> None:
     split = partitioner(text)

@@ -207,9 +207,7 @@ def test_the_record_of_another_partitioner_is_read_by_its_annotation(
             maker.meta["custom"] = {**maker.meta.get("custom", {}), "ap_must_save": True}
         return halves
 
-    again = policylang.parse(
-        "override recompute everything\noverride save everything where annotated ap_must_save",
-    )
+    again = policylang.parse("override recompute everything\noverride save everything where annotated ap_must_save")
     done: list[Partition] = []
     table = select_decomp_table() if decomposed else None
     compiled_twice(shape(normed), arguments(), first, partition_by(again, done), decompositions=table)

@@ -21,10 +21,7 @@ def joint():
 def partitioned(joint, expectation: str) -> policylang.report:
     gm = copy.deepcopy(joint.gm)
     policylang.partition(
-        gm,
-        joint.joint_inputs,
-        num_fwd_outputs=joint.num_fwd_outputs,
-        policy=policylang.parse(RULES + expectation),
+        gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policylang.parse(RULES + expectation)
     )
     return policylang.report(gm)
 

@@ -83,11 +83,7 @@ def test_a_missing_package_is_named_with_the_mend(policylang, monkeypatch):
     find = command.find_spec
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == "transformers" else find(name))
     outcome = policylang("demo")
-    assert outcome == (
-        2,
-        "",
-        "policylang demo: the demo needs `transformers`\nhelp: pip install transformers\n",
-    )
+    assert outcome == (2, "", "policylang demo: the demo needs `transformers`\nhelp: pip install transformers\n")
 
 
 @pytest.mark.parametrize("steps", ["1", "0", "-3", "many"])

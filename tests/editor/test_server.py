@@ -185,9 +185,7 @@ async def _a_day(tmp_path: Path) -> None:
     whole = types.Range(types.Position(0, 0), types.Position(9, 0))
     editor.change(first, "save mm # once more", 8)
     editor.client.protocol.send_request(
-        types.TEXT_DOCUMENT_INLAY_HINT,
-        types.InlayHintParams(types.TextDocumentIdentifier(first), whole),
-        msg_id="mine",
+        types.TEXT_DOCUMENT_INLAY_HINT, types.InlayHintParams(types.TextDocumentIdentifier(first), whole), msg_id="mine"
     )
     cancelled = editor.client.protocol._request_futures["mine"]
     editor.client.protocol.notify(types.CANCEL_REQUEST, types.CancelParams("mine"))

@@ -18,10 +18,7 @@ pytest.importorskip("transformers")
 
 from tests.support.architectures import ARCHITECTURES, built, loss_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU chooses for itself"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU chooses for itself")]
 CUDNN, FLASH, EFFICIENT, MATH = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_flash_attention",

@@ -62,10 +62,7 @@ def found(text: str, name: str, graphs: dict[str, Facts]) -> list[Diagnostic]:
             "APL702",
             "`blocks model.layers` makes 1 block of 32 numbered modules: `model.layers` is the list that holds them",
         ),
-        (
-            "APL703",
-            "`recompute attention in block` recomputes 35.2 TFLOP and frees 32 MiB: saved views keep its 2 GiB",
-        ),
+        ("APL703", "`recompute attention in block` recomputes 35.2 TFLOP and frees 32 MiB: saved views keep its 2 GiB"),
         (
             "APL704",
             "`save everything where crosses cut per 2 GiB` saves what the backward never reads: the policy saves "

@@ -92,11 +92,7 @@ Stages = tuple[float, list[str] | None, list[str]]
             %head = aten.mm.default(%sum) bytes=10
             """,
             50,  # the second stage: behind `norm` two values are alive, behind `up` as well
-            [
-                (20, ["residual", "up"], ["residual", "up"]),
-                (30, None, ["residual", "up"]),
-                (40, None, ["sum"]),
-            ],
+            [(20, ["residual", "up"], ["residual", "up"]), (30, None, ["residual", "up"]), (40, None, ["sum"])],
             id="what a residual skips over is alive too",
         ),
         pytest.param(

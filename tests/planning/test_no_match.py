@@ -90,12 +90,7 @@ def unmatched(definition: str) -> tuple[str, ...]:
 
 
 def test_a_name_that_stands_for_something_is_one_part():
-    assert unmatched("mm in layers.0") == (
-        "projection: 1 node",
-        "bmm: 0 nodes",
-        "and: 0 nodes",
-        "or: 0 nodes",
-    )
+    assert unmatched("mm in layers.0") == ("projection: 1 node", "bmm: 0 nodes", "and: 0 nodes", "or: 0 nodes")
 
 
 def test_a_name_that_stands_for_nothing_is_taken_apart():

@@ -225,10 +225,7 @@ def details(text: str, facts: Facts = NAMED) -> tuple[str, ...]:
             "save silu",
             "silu: 0 nodes; it is decomposed in this graph, into `div fed by (add fed by (exp fed by neg))` (1 node)",
         ),
-        (
-            "save rms_norm",
-            "rms_norm: 0 nodes; it is decomposed in this graph, into `mul fed by rsqrt` (1 node)",
-        ),
+        ("save rms_norm", "rms_norm: 0 nodes; it is decomposed in this graph, into `mul fed by rsqrt` (1 node)"),
         ("save norm", "norm: 0 nodes; it is decomposed in this graph, into `mul fed by rsqrt` (1 node)"),
         ("expect every linear saved", "linear: 0 nodes; it is traced as `mm` (2 nodes) or `addmm` (1 node) here"),
         ("save embedding", "embedding: 0 nodes"),

@@ -62,8 +62,7 @@ def test_a_policy_loads_without_a_complaint_and_under_its_own_name(name):
 
 
 @pytest.mark.parametrize(
-    ("policy", "model"),
-    [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in PAIRS],
+    ("policy", "model"), [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in PAIRS]
 )
 def test_loss_and_gradients_are_bitwise_those_without_a_policy(policy, model):
     found, report = under(policy, model)

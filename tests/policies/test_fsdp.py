@@ -174,8 +174,7 @@ def test_the_models_own_checkpoint_keeps_its_tags_elsewhere(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"),
-    [("fsdp", "must_recompute fsdp_line"), ("fsdp_reshard_never", "save fsdp_weight")],
+    ("name", "rule"), [("fsdp", "must_recompute fsdp_line"), ("fsdp_reshard_never", "save fsdp_weight")]
 )
 def test_a_model_that_is_not_sharded_is_refused_by_the_rule(name, rule):
     joint = capture_joint(nn.Linear(4, 4), (torch.randn(2, 4),))

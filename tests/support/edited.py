@@ -24,10 +24,7 @@ class AllAlike:
 
 
 def assert_facts_hold(
-    gm: fx.GraphModule,
-    plan: Plan,
-    mesh: DeviceMesh | None = None,
-    groups: Mapping[str, Group] | None = None,
+    gm: fx.GraphModule, plan: Plan, mesh: DeviceMesh | None = None, groups: Mapping[str, Group] | None = None
 ) -> None:
     """The facts that the plan derived are those of the graph that came out, to the last column.
 

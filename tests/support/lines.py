@@ -123,10 +123,7 @@ class Line(FakeGraph):
 
 
 def planned(
-    facts: Facts,
-    text: str = "optional fuse all_gather chains",
-    able: Capabilities = ABLE,
-    ranks: Ranks | None = None,
+    facts: Facts, text: str = "optional fuse all_gather chains", able: Capabilities = ABLE, ranks: Ranks | None = None
 ) -> Edits:
     return plan(policylang.parse(text), facts, able, ranks=ranks).edits
 

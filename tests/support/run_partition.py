@@ -106,11 +106,7 @@ class Traced:
 
 
 def trace(
-    module: nn.Module,
-    inputs: Sequence[Tensor],
-    loss_fn: Callable[[Any], Tensor],
-    *,
-    dynamic: bool | None = False,
+    module: nn.Module, inputs: Sequence[Tensor], loss_fn: Callable[[Any], Tensor], *, dynamic: bool | None = False
 ) -> Traced:
     """Trace a model under ``torch.compile`` and run a step of it, keeping what went into both halves."""
     graphs: list[tuple[fx.GraphModule, int, list[int] | None]] = []
@@ -188,11 +184,7 @@ def partitioner(policy: str) -> JointPartitioner:
 
 
 def run_step(
-    example: Example,
-    split: Split = default_partition,
-    *,
-    dynamic: bool | None = False,
-    steps: int = 1,
+    example: Example, split: Split = default_partition, *, dynamic: bool | None = False, steps: int = 1
 ) -> tuple[Trained, list[Partition]]:
     """Train a copy of a model that AOTAutograd splits so; with the partitions that were ours."""
     split = partitioner(split) if isinstance(split, str) else split

@@ -32,8 +32,7 @@ needs_several_last_passes = pytest.mark.skipif(
 )
 needs_traced_generators = pytest.mark.skipif(VERSION < (2, 12), reason="on torch 2.11, make_fx traces no generator")
 needs_checkpoints_of_sharded_layers = pytest.mark.skipif(
-    VERSION < (2, 12),
-    reason="on torch 2.11, torch's checkpoint fails around tensor-parallel layers",
+    VERSION < (2, 12), reason="on torch 2.11, torch's checkpoint fails around tensor-parallel layers"
 )
 needs_overlap_scheduling_by_given_times = pytest.mark.skipif(
     VERSION < (2, 12), reason="on torch 2.11, torch's overlap scheduler takes no times of nodes"

@@ -105,11 +105,7 @@ def test_policies_that_are_not(tmp_path, policy, code, underlined):
 def test_what_a_failure_says(tmp_path):
     (found,) = run(tmp_path, page("save mm  # matches: a, b, e")).found.diagnostics
     assert found.message == "it matches `a`, `c`"
-    assert found.details == (
-        "not among them: `b`, `e`",
-        "not expected: `c`",
-        "the graph has no node `e`",
-    )
+    assert found.details == ("not among them: `b`, `e`", "not expected: `c`", "the graph has no node `e`")
     assert found.span.source.name == str(tmp_path / "test.md")
 
 

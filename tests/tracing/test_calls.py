@@ -105,10 +105,7 @@ WEIGHT, BIAS = "`second.weight`: ", "`second.bias`: "
                 f"{BIAS}traced with float32[8] on cpu, now float32[8] on meta",
             ),
         ),
-        (
-            lambda model: model.add_module("third", nn.Linear(2, 2)),
-            ("`third.weight`: new", "`third.bias`: new"),
-        ),
+        (lambda model: model.add_module("third", nn.Linear(2, 2)), ("`third.weight`: new", "`third.bias`: new")),
         (lambda model: delattr(model, "second"), (f"{WEIGHT}gone", f"{BIAS}gone")),
         (
             lambda model: model.first.weight.requires_grad_(False),

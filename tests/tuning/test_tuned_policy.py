@@ -240,11 +240,7 @@ def test_the_logits_in_the_way():
     ("text", "kind", "says"),
     [
         ("%x = input bytes=4\noutput(%x)", GraphKind.JOINT, "the graph is empty: no operator runs in it"),
-        (
-            tuned_graph(1),
-            GraphKind.BACKWARD,
-            "the graph is the backward graph of a partition, where all is decided",
-        ),
+        (tuned_graph(1), GraphKind.BACKWARD, "the graph is the backward graph of a partition, where all is decided"),
         (
             "%x = input bytes=4\n%a = aten.sin.default(%x) bytes=4\noutput(%a)",
             GraphKind.FORWARD,

@@ -15,11 +15,7 @@ from tests.documents.outputs.programs import SLOW
 
 __all__ = ["PAGES", "PRODUCERS", "ROOT", "SLOW", "Shown", "blocks", "masked", "produce", "rewritten"]
 
-PRODUCERS: dict[str, Callable[[Shown], str]] = {
-    **programs.PRODUCERS,
-    **graphs.PRODUCERS,
-    **benchmark_tables.PRODUCERS,
-}
+PRODUCERS: dict[str, Callable[[Shown], str]] = {**programs.PRODUCERS, **graphs.PRODUCERS, **benchmark_tables.PRODUCERS}
 
 
 def produce(shown: Shown) -> str:

@@ -298,10 +298,7 @@ def two_gathers(builder: Builder) -> Sequence[fx.Node]:
     one, other = (builder.call(operator, builder.shard) for operator in (aten.neg.default, aten.abs.default))
     gathered = [builder.gather(value, 0) for value in (one, other)]
     turned = builder.call(aten.permute.default, gathered[1], [1, 0])
-    return (
-        builder.call(aten.mul.Tensor, gathered[0], gathered[1]),
-        builder.call(aten.mm.default, turned, gathered[0]),
-    )
+    return (builder.call(aten.mul.Tensor, gathered[0], gathered[1]), builder.call(aten.mm.default, turned, gathered[0]))
 
 
 def test_a_kind_with_two_sources_and_three_results_is_planned_proven_and_carried_out(registered: None) -> None:

@@ -19,15 +19,7 @@ from policylang.graph.facts import Facts
 from policylang.operators.moves import MoveError
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.other_ranks import Grid
-from policylang.planning.edits.proof import (
-    ChainCall,
-    Equivalence,
-    Prover,
-    _labelled,
-    new_call,
-    old_calls,
-    run_on_ranks,
-)
+from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, _labelled, new_call, old_calls, run_on_ranks
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.graph_edit import Edit, Node
 from tests.support.bucketed import CAST, KINDS, bucketed, carried_out, picking, shard_of

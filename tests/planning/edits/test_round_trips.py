@@ -215,11 +215,7 @@ def test_without_a_rank_nothing_is_collapsed(at_rank) -> None:
 @pytest.mark.parametrize(
     ("name", "left"),
     [
-        pytest.param(
-            JOINT,
-            [f"all_gather_into_tensor_{number}" for number in (343, 345, 346)],
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(JOINT, [f"all_gather_into_tensor_{number}" for number in (343, 345, 346)], marks=pytest.mark.slow),
         (BACKWARD, ["all_gather_into_tensor_345"]),
     ],
 )

@@ -185,5 +185,5 @@ def test_a_step_of_two_batches_has_the_stages_of_each() -> None:
             last = name
     found = staged(facts_of(f"{text}output(%{last})", GraphKind.FLAT))
     assert list(zip(found.direction, found.block, strict=True)) == [
-        *((1, 1), (1, 0), (2, 0), (2, 1), (3, 1), (3, 0), (4, 0), (4, 1), (5, 1), (5, 0)),
+        *((1, 1), (1, 0), (2, 0), (2, 1), (3, 1), (3, 0), (4, 0), (4, 1), (5, 1), (5, 0))
     ]
