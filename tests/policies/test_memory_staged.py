@@ -33,9 +33,9 @@ def policy(text: str) -> Policy:
     return loaded.policy
 
 
-def staged(size: str) -> Policy:
+def staged(size: str) -> str:
     assert STAGED in TEXT
-    return policy(TEXT.replace("per 2 GiB", f"per {size}"))
+    return TEXT.replace("per 2 GiB", f"per {size}")
 
 
 @cache
@@ -52,37 +52,42 @@ def made(chosen: Policy, facts: Facts) -> tuple[Plan, BackwardCost, Peak]:
     return result, outcome, estimate_peak(facts, result.schedule)
 
 
+@cache
+def made_of_8b(text: str) -> tuple[Plan, BackwardCost, Peak]:
+    return made(policy(text), llama_8b())
+
+
+@cache
+def cuts_of_8b() -> Cuts:
+    return Cuts(llama_8b(), Chains(llama_8b()))
+
+
 def test_one_rank_of_llama_8b_in_stages_of_2_gib():
     """66 GiB of activations on each of 128 ranks; what is kept is what crosses 43 cuts."""
-    facts = llama_8b()
-    cuts = Cuts(facts, Chains(facts))
-    assert round(cuts.produced / GIB) == 66
-    assert len(cuts.positions(2 * GIB)) == 43
-    result, outcome, _ = made(staged("2 GiB"), facts)
+    assert round(cuts_of_8b().produced / GIB) == 66
+    assert len(cuts_of_8b().positions(2 * GIB)) == 43
+    result, outcome, _ = made_of_8b(staged("2 GiB"))
     assert len(result.rules[1].decided) == len(outcome.saved) == 65
     assert round(outcome.saved_bytes / GIB, 2) == 1.45
 
 
 def test_stages_bound_the_peak_that_recomputing_everything_has():
-    facts = llama_8b()
-    _, _, everything_kept = made(policy("save everything"), facts)
-    _, _, nothing_kept = made(policy("recompute everything"), facts)
-    peaks = {size: made(staged(f"{size} GiB"), facts)[2].bytes for size in (2, 8, 32)}
+    everything_kept, nothing_kept = (made_of_8b(f"{verb} everything")[2] for verb in ("save", "recompute"))
+    peaks = {size: made_of_8b(staged(f"{size} GiB"))[2].bytes for size in (2, 8, 32)}
     assert nothing_kept.bytes >= everything_kept.bytes  # one chain: all of it is alive again at the end
     assert peaks[2] < peaks[8] < peaks[32] < everything_kept.bytes
     assert peaks[2] < 0.4 * nothing_kept.bytes
 
 
 def test_larger_stages_hand_less_on():
-    facts = llama_8b()
-    saved = [made(staged(f"{size} GiB"), facts)[1].saved_bytes for size in (1, 2, 4, 8, 16)]
+    saved = [made_of_8b(staged(f"{size} GiB"))[1].saved_bytes for size in (1, 2, 4, 8, 16)]
     assert saved == sorted(saved, reverse=True)
     assert len(set(saved)) == 5
 
 
 def test_a_transformer_is_cut_where_its_residual_stream_alone_is_alive():
     facts = llama_8b()
-    cuts = Cuts(facts, Chains(facts)).crossing(8 * GIB)
+    cuts = cuts_of_8b().crossing(8 * GIB)
     crossing = [row for row in range(len(facts)) if cuts[row]]
     assert len(crossing) == 9  # one value at each cut
     assert {facts.bytes[row] for row in crossing} == {16 * 2**20}
@@ -91,7 +96,7 @@ def test_a_transformer_is_cut_where_its_residual_stream_alone_is_alive():
 def test_gathered_weights_cross_no_cut():
     facts = llama_8b()
     chains = Chains(facts)
-    crossing = Cuts(facts, chains).crossing(GIB / 2)
+    crossing = cuts_of_8b().crossing(GIB / 2)
     gathers = [
         row for row, target in enumerate(facts.targets) if target == "_c10d_functional.all_gather_into_tensor.default"
     ]
@@ -104,7 +109,7 @@ def test_gathered_weights_cross_no_cut():
 def test_a_small_model_with_small_stages_is_planned_as_the_reference_plans_it(model: str):
     facts = facts_of_model(model)
     assert facts.kind is GraphKind.JOINT
-    chosen = staged("8 KiB")
+    chosen = policy(staged("8 KiB"))
     result, outcome, _ = made(chosen, facts)
     expected = Reference(chosen, facts).decisions(replays_random=True)
     assert {row: (d.action, d.rule, d.why.value) for row, d in enumerate(result.decisions) if d} == expected
