@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import tests.support.unwatched  # noqa: F401
 from tests.support.compiled import fresh_dynamo
@@ -21,8 +21,9 @@ gc.set_threshold(*RARELY)
 
 # A suite that decides whether a change goes in gives the same verdict twice: the examples follow from the test itself.
 # HYPOTHESIS_PROFILE=search draws new ones each time.
-settings.register_profile("same", derandomize=True, print_blob=True)
-settings.register_profile("search", print_blob=True)
+# No test asserts a time: neither does hypothesis, of an example or of drawing it.
+settings.register_profile("search", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("search"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

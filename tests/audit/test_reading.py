@@ -60,7 +60,7 @@ def assert_same_reading(facts: Facts, graph: fx.Graph) -> None:
 
 
 @given(numbers, choices, st.integers(2, 6), spoilings)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.data_too_large])
 def test_reads_what_the_definitions_say(
     drawn: list[int], recompute: list[bool], segments: int, spoiled: list[tuple[int, int, int]]
 ) -> None:
@@ -110,7 +110,7 @@ def assert_same_halves(facts: Facts, found: Found, forward: fx.Graph, backward: 
 
 
 @given(st.lists(st.sampled_from(["save", "recompute"]), min_size=6, max_size=6), spoilings)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 def test_reads_two_halves_as_the_definitions_say(fates: list[str], spoiled: list[tuple[int, int, int]]) -> None:
     what = ("mm", "sin", "cos", "add", "random", "exp")
     text = "\n".join(["undecided -> save", *(f"{fate} {name}" for fate, name in zip(fates, what, strict=True))])

@@ -134,7 +134,7 @@ FORMS = ("bfloat16", "float16", "float8_e4m3fn per row", "float8_e5m2 per row")
 NAMES = ("sin", "mul", "mm", "t", "add", "cos", "clone", "native_dropout", "rand_like", "everything")
 
 
-@settings(max_examples=examples(40, 2000), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40, 2000), suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.integers(0, 63), min_size=24, max_size=90),
     st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from((*FORMS, ""))), min_size=1, max_size=4),

@@ -102,8 +102,7 @@ rules = st.sampled_from(
 @given(numbers, rules, st.integers(2, 6), st.integers(0, 9))
 @settings(
     max_examples=examples(25, 60),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    suppress_health_check=[HealthCheck.data_too_large],
 )
 def test_random_graphs_give_the_same_bits(drawn: list[int], text: str, segments: int, seed: int) -> None:
     flat = random_flat(drawn, segments)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -289,7 +289,7 @@ DRAWN = ("mm", "addmm", "mul", "add", "permute, t, view", "bernoulli", "gelu or 
 
 
 @given(st.data())
-@settings(max_examples=examples(12, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12, 40))
 def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
     graph = zoo_traced(data.draw(st.sampled_from(["dropout", "resnet", "mlp", "shared_parameters"])))
     fate = data.draw(st.sampled_from(["save", "recompute", "auto"]))

@@ -27,8 +27,7 @@ choices = st.lists(st.booleans(), min_size=1, max_size=60)
 @given(numbers, choices, st.integers(2, 6))
 @settings(
     max_examples=examples(50, 150),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    suppress_health_check=[HealthCheck.data_too_large],
 )
 def test_same_bits_and_the_planned_live_set(drawn: list[int], recompute: list[bool], segments: int) -> None:
     before = random_flat(drawn, segments)

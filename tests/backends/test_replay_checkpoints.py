@@ -151,7 +151,7 @@ def _policies(draw: st.DrawFn) -> str:
     return "\n".join([*lines, f"undecided -> {draw(st.sampled_from(['auto', 'save', 'recompute']))}"])
 
 
-@settings(max_examples=examples(6, 15), deadline=None)
+@settings(max_examples=examples(6, 15))
 @given(function=_functions(), policy=_policies(), decomposed=st.booleans())
 def test_random_models_under_random_policies(function: Function, policy: str, decomposed: bool) -> None:
     torch._dynamo.reset()

@@ -225,14 +225,14 @@ def same_for_random_modules(function: Function, policy: str) -> None:
     assert_same_as_without(Returning(function), torch.linspace(-1, 1, 16).view(4, 4), POLICIES[policy], "aot_eager")
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(functions(), st.sampled_from(sorted(POLICIES)))
 def test_random_modules_that_return_values_of_the_middle(function: Function, policy: str) -> None:
     same_for_random_modules(function, policy)
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(functions(), st.sampled_from(sorted(POLICIES)))
 def test_many_random_modules_that_return_values_of_the_middle(function: Function, policy: str) -> None:
     same_for_random_modules(function, policy)

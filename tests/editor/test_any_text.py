@@ -49,13 +49,13 @@ def check_answers(made: pytest.TempPathFactory, text: str, offset: int) -> None:
 
 
 @given(broken_policies(), st.floats(0, 1))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_any_text_is_answered(tmp_path_factory: pytest.TempPathFactory, text: str, where: float) -> None:
     check_answers(tmp_path_factory, text, int(len(text) * where))
 
 
 @pytest.mark.slow
 @given(broken_policies(), st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_of_many_texts_is_answered(tmp_path_factory: pytest.TempPathFactory, text: str, where: float) -> None:
     check_answers(tmp_path_factory, text, int(len(text) * where))

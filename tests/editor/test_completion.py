@@ -176,7 +176,7 @@ def test_whatever_is_offered_is_read_where_it_is_put(monkeypatch: pytest.MonkeyP
     assert wrong == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_a_policy_can_be_written_from_what_is_offered_alone(data: st.DataObject) -> None:
     text = ""
@@ -423,7 +423,7 @@ def test_no_text_is_too_odd() -> None:
                 completion(State(Document("untitled:policy", 1, Source("", whole)), NO_TEXT, None, FACTS), len(whole))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.sampled_from([*'save (mm){}[]"<>.,;#\n*/-|=%🦙', "in ", "where ", "per ", "layers."]), max_size=12))
 def test_random_texts_are_answered(parts: list[str]) -> None:
     text = "".join(parts)

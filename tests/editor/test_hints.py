@@ -237,7 +237,7 @@ def test_hints_of_every_policy_stand_at_the_ends_of_its_statements(policy) -> No
         assert shown(state) or not state.text.file.statements
 
 
-@settings(max_examples=examples(20, 300), deadline=None)
+@settings(max_examples=examples(20, 300))
 @given(st.sampled_from(TEXTS), st.integers(0, 4000), st.integers(1, 400))
 def test_hints_of_a_stretch_of_a_policy_stand_at_the_ends_of_its_statements(text: str, start: int, length: int) -> None:
     piece = text[start % len(text) :][:length]

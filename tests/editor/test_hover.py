@@ -463,7 +463,7 @@ def test_every_place_of_every_policy_can_be_asked_on_a_snapshot(policy: Path, gr
 TEXTS = [policy.read_text(encoding="utf-8") for policy in POLICIES]
 
 
-@settings(max_examples=examples(20, 300), deadline=None)
+@settings(max_examples=examples(20, 300))
 @given(st.sampled_from(TEXTS), st.data())
 def test_no_broken_text_raises(text: str, data: st.DataObject) -> None:
     """A stretch of a policy, cut anywhere, with characters put in anywhere."""

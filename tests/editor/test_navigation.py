@@ -201,6 +201,6 @@ def test_one_edit_of_the_lines_that_change_counted_in_utf_16() -> None:
 
 
 @given(layouts())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_any_layout(text: str) -> None:
     check_layout(text)

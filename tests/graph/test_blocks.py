@@ -191,7 +191,7 @@ def layered(
     return "\n".join(lines)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(2, 9),
     st.integers(12, 30),

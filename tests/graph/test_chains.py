@@ -143,7 +143,7 @@ def graphs(draw: st.DrawFn) -> Facts:
     return Facts(kind=GraphKind.JOINT, **{name: [said.blank] * count for name, said in COLUMNS.items()} | own)
 
 
-@settings(max_examples=examples(60, 3000), deadline=None)
+@settings(max_examples=examples(60, 3000))
 @given(graphs(), st.data())
 def test_lines_are_what_a_walk_from_every_row_finds(facts: Facts, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.sampled_from(facts.forward), unique=True)) if facts.forward else []

@@ -289,7 +289,7 @@ def damage(recording: dict[str, Any], draw: st.DataObject) -> None:
 def test_whatever_is_wrong_is_a_diagnostic(base: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder: Path = tmp_path_factory.mktemp("recorded")
 
-    @settings(max_examples=examples(25, 1000), deadline=None)
+    @settings(max_examples=examples(25, 1000))
     @given(st.data(), st.integers(1, 3))
     def check(draw: st.DataObject, changes: int) -> None:
         recording = copy.deepcopy(base())

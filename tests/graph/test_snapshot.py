@@ -363,13 +363,13 @@ BODY = lzma.decompress(snapshot.dump(facts_of(SMALL)))
 
 
 @given(st.integers(0, len(DATA) - 1))
-@settings(max_examples=examples(25, 500), deadline=None)
+@settings(max_examples=examples(25, 500))
 def test_a_file_that_was_cut_short(length: int) -> None:
     assert refusal(DATA[:length]).code == "APL353"
 
 
 @given(st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(1, 255)), min_size=1, max_size=4))
-@settings(max_examples=examples(50, 2000), deadline=None)
+@settings(max_examples=examples(50, 2000))
 def test_a_file_with_changed_bytes(changes: list[tuple[int, int]]) -> None:
     data = bytearray(DATA)
     for at, change in changes:
@@ -378,7 +378,7 @@ def test_a_file_with_changed_bytes(changes: list[tuple[int, int]]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, len(BODY) - 1), st.integers(0, 255)), min_size=1, max_size=3))
-@settings(max_examples=examples(100, 5000), deadline=None)
+@settings(max_examples=examples(100, 5000))
 def test_a_file_that_was_changed_and_packed_again(changes: list[tuple[int, int]]) -> None:
     body = bytearray(BODY)
     for at, byte in changes:
@@ -394,7 +394,7 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from([*unpacked(DATA)["columns"], *unpacked(DATA)["graph"]]), JSON, st.booleans())
-@settings(max_examples=examples(100, 5000), deadline=None)
+@settings(max_examples=examples(100, 5000))
 def test_any_values(name: str, value: Any, in_table: bool) -> None:
     document = unpacked(DATA)
     part = document["columns"] if name in document["columns"] else document["graph"]

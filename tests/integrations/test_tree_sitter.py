@@ -61,13 +61,13 @@ _statements = st.one_of(
 
 
 @given(_statements)
-@settings(max_examples=examples(100, 5000), deadline=None)
+@settings(max_examples=examples(100, 5000))
 def test_what_the_language_writes_has_one(text: str) -> None:
     assert not is_read(text) or not tree_of(text).has_error
 
 
 @given(st.lists(st.sampled_from([*WORDS, "device", "keep", "half", "of", "(", ")", "->", "=", ","]), max_size=12))
-@settings(max_examples=examples(150, 20_000), deadline=None)
+@settings(max_examples=examples(150, 20_000))
 def test_whatever_the_language_reads_has_one(words: list[str]) -> None:
     text = " ".join(words)
     assert not is_read(text) or not tree_of(text).has_error
@@ -104,7 +104,7 @@ def test_a_mistake_stays_in_its_statement(text: str, intact: list[int]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=examples(60, 3000), deadline=None)
+@settings(max_examples=examples(60, 3000))
 def test_a_tree_after_an_edit_is_the_tree_of_the_text(data: st.DataObject) -> None:
     """The scanner's count of parentheses is part of the tree, so that what is behind an edit is read anew."""
     parser = tree_sitter_parser()

@@ -72,7 +72,7 @@ def accept(found: DeviceProfile | Diagnostic) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=examples(25, 1000), deadline=None)
+@settings(max_examples=examples(25, 1000))
 def test_random_bytes(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "d.toml").write_bytes(content)
@@ -80,7 +80,7 @@ def test_random_bytes(content: bytes) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(KEYS + MORE), TREES, max_size=5), PROFILES, st.booleans())
-@settings(max_examples=examples(25, 1000), deadline=None)
+@settings(max_examples=examples(25, 1000))
 def test_random_trees(tree: dict[str, Any], profile: dict[str, Any], near: bool) -> None:
     text = "\n".join(f"{quoted(key)} = {toml(value)}" for key, value in (profile if near else tree).items())
     accept(parse_device(Source("d.toml", text), Path("/nowhere")))
@@ -92,7 +92,7 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=25).map("".join))
-@settings(max_examples=examples(25, 1000), deadline=None)
+@settings(max_examples=examples(25, 1000))
 def test_places_are_looked_for_in_any_text(text: str) -> None:
     accept(parse_device(Source("d.toml", text), Path("/nowhere")))
 
@@ -119,7 +119,7 @@ CELLS = st.sampled_from(
 
 
 @given(st.lists(CELLS, max_size=25).map(" ".join))
-@settings(max_examples=examples(25, 1000), deadline=None)
+@settings(max_examples=examples(25, 1000))
 def test_any_table(text: str) -> None:
     found = table_rows(Source("t.table", text))
     if isinstance(found, Diagnostic):

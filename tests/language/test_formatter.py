@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
 @given(strategies.selectors)
-@settings(max_examples=examples(40, 600), deadline=None)
+@settings(max_examples=examples(40, 600))
 def test_a_selector_reads_back(tree: Selector) -> None:
     text = format_selector(tree)
     assert selector(text) == tree
@@ -31,14 +31,14 @@ def test_a_selector_reads_back(tree: Selector) -> None:
 
 
 @given(strategies.expectations)
-@settings(max_examples=examples(25, 200), deadline=None)
+@settings(max_examples=examples(25, 200))
 def test_an_expectation_reads_back(tree: Expectation) -> None:
     text = format_statement(tree)
     assert policy(text).expectations == (tree,)
 
 
 @given(strategies.ordering)
-@settings(max_examples=examples(25, 100), deadline=None)
+@settings(max_examples=examples(25, 100))
 def test_a_scheduling_line_reads_back(tree: Bucket | Scheduling) -> None:
     text = format_statement(tree)
     found = policy(text)
@@ -52,7 +52,7 @@ def test_every_statement_is_a_registered_kind_and_another_is_not_written_as_one(
 
 
 @given(strategies.quantities)
-@settings(max_examples=examples(60, 300), deadline=None)
+@settings(max_examples=examples(60, 300))
 def test_a_figure_reads_back_exactly(quantity: Quantity) -> None:
     property_ = _PROPERTIES.get(quantity.dimension, quantity.dimension)
     text = write_quantity(quantity.value, quantity.dimension)

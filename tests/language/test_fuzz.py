@@ -41,7 +41,7 @@ def accept(loaded: Loaded) -> None:
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=examples(25, 200), deadline=None)
+@settings(max_examples=examples(25, 200))
 def test_random_bytes(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fuzz.apl"
@@ -50,19 +50,19 @@ def test_random_bytes(content: bytes) -> None:
 
 
 @given(st.text(max_size=300))
-@settings(max_examples=examples(40, 300), deadline=None)
+@settings(max_examples=examples(40, 300))
 def test_random_text(text: str) -> None:
     accept(parse_policy(text))
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=25))
-@settings(max_examples=examples(60, 500), deadline=None)
+@settings(max_examples=examples(60, 500))
 def test_random_words_of_the_language(words: list[str]) -> None:
     accept(parse_policy(" ".join(words)))
 
 
 @given(st.sampled_from(TEXTS), st.randoms(use_true_random=False))
-@settings(max_examples=examples(40, 400), deadline=None)
+@settings(max_examples=examples(40, 400))
 def test_policies_with_mistakes(text: str, chance: random.Random) -> None:
     for _ in range(chance.randint(1, 4)):
         at, to = sorted(chance.randint(0, len(text)) for _ in range(2))

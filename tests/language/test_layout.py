@@ -148,7 +148,7 @@ def layouts(draw: st.DrawFn) -> str:
 
 
 @given(layouts())
-@settings(max_examples=examples(25, 250), deadline=None)
+@settings(max_examples=examples(25, 250))
 def test_any_layout_is_formatted_to_the_same_policy(text: str) -> None:
     source = Source("test.apl", text)
     file, faults = parse_file(source)

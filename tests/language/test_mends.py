@@ -140,7 +140,7 @@ def mutated(text: str, chance: random.Random) -> str:
 
 
 @given(st.sampled_from([*TEXTS, *MISTAKES]), st.randoms(use_true_random=False))
-@settings(max_examples=examples(40, 300), deadline=None)
+@settings(max_examples=examples(40, 300))
 def test_no_mend_of_a_text_with_mistakes_makes_it_worse(text: str, chance: random.Random) -> None:
     text = mutated(text, chance)
     found = parse_policy(text).diagnostics

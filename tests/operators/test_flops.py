@@ -52,7 +52,7 @@ def as_torch_counts(function: Callable[..., Any], *args: Any) -> int:
 sizes = st.integers(1, 6)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(sizes, sizes, sizes, sizes, st.sampled_from(("mm", "bmm", "addmm", "baddbmm", "linear", "matmul", "einsum")))
 def test_products_are_counted_as_torch_counts_them(b: int, m: int, k: int, n: int, name: str) -> None:
     arguments = {
@@ -71,7 +71,7 @@ def test_products_are_counted_as_torch_counts_them(b: int, m: int, k: int, n: in
         assert found.flops == 2 * (1 if name in ("mm", "addmm") else b) * m * k * n
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(sizes, st.sampled_from((1, 2)), st.integers(1, 3), st.booleans(), st.integers(1, 2))
 def test_convolutions_are_counted_as_torch_counts_them(
     batch: int, groups: int, width: int, transposed: bool, rank: int

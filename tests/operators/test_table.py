@@ -196,7 +196,7 @@ def called(name: str, data: st.DataObject) -> tuple[torch.Tensor, list[torch.Ten
 
 
 @pytest.mark.parametrize("name", CALLED)
-@settings(max_examples=examples(20, 500), deadline=None)
+@settings(max_examples=examples(20, 500))
 @given(data=st.data())
 def test_values_and_strides_are_torchs(name: str, data: st.DataObject) -> None:
     tensor, read, result, move = called(name, data)
@@ -240,7 +240,7 @@ def index_of(layout: DigitLayout, at: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("name", CALLED)
-@settings(max_examples=examples(20, 500), deadline=None)
+@settings(max_examples=examples(20, 500))
 @given(data=st.data())
 def test_layouts_say_where_elements_come_from(name: str, data: st.DataObject) -> None:
     tensor, _, result, move = called(name, data)
@@ -278,7 +278,7 @@ def test_categories_and_defaults_are_the_schemas(name: str) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["sum", "avg"])
-@settings(max_examples=examples(20, 500), deadline=None)
+@settings(max_examples=examples(20, 500))
 @given(ranks=st.integers(1, 3), length=st.integers(1, 3), rest=st.lists(st.integers(1, 3), max_size=2))
 def test_collectives_put_shards_together(reduction: str, ranks: int, length: int, rest: list[int]) -> None:
     shapes = (ranks * length, *rest)

@@ -28,13 +28,13 @@ def one_selector(facts: Facts, selector, times: NodeTimes | None = None) -> list
     return Selections(facts, {}, blocks_of(facts), Chains(facts), times).rows(selector)
 
 
-@settings(max_examples=examples(25, 200), deadline=None)
+@settings(max_examples=examples(25, 200))
 @given(graphs(), selectors(()))
 def test_a_selector_denotes_what_its_sentence_says(facts, selector):
     assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
 
 
-@settings(max_examples=examples(20, 100), deadline=None)
+@settings(max_examples=examples(20, 100))
 @given(graphs(), predicates)
 def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
     times = node_times(facts, QUICK)
@@ -43,7 +43,7 @@ def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
     assert one_selector(facts, selector, times) == sorted(reference.nodes(selector))
 
 
-@settings(max_examples=examples(20, 100), deadline=None)
+@settings(max_examples=examples(20, 100))
 @given(graphs())
 def test_every_property_of_a_node_is_what_its_name_says(facts):
     reference = Reference(policy_of(), facts)
@@ -54,7 +54,7 @@ def test_every_property_of_a_node_is_what_its_name_says(facts):
         assert (name, one_selector(facts, selector)) == (name, sorted(reference.nodes(selector)))
 
 
-@settings(max_examples=examples(25, 200), deadline=None)
+@settings(max_examples=examples(25, 200))
 @given(graphs(), cut_sizes)
 def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     reference = Reference(policy_of(), facts)
@@ -66,7 +66,7 @@ def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     assert one_selector(facts, selector) == sorted(reference.nodes(selector))
 
 
-@settings(max_examples=examples(12, 100), deadline=None)
+@settings(max_examples=examples(12, 100))
 @given(graphs(), policies(), st.booleans())
 def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays_random: bool):
     times = list(node_times(facts, QUICK).seconds)
@@ -82,7 +82,7 @@ def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays
     assert bool(reference.refused(expected, replays_random)) == any(d.code == "APL304" for d in made.diagnostics)
 
 
-@settings(max_examples=examples(12, 150), deadline=None)
+@settings(max_examples=examples(12, 150))
 @given(graphs(), policies())
 def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
     made = plan(policy, facts, the_planner(True))
@@ -105,7 +105,7 @@ def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
     assert outcome.forward("operators") == (len(computing), tuple(in_blocks))
 
 
-@settings(max_examples=examples(12, 100), deadline=None)
+@settings(max_examples=examples(12, 100))
 @given(graphs(), policies())
 def test_every_match_is_accounted_for(facts: Facts, policy: Policy):
     """Decided, taken over by another rule, kept by the user, or a size that no rule decides."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
@@ -351,7 +351,7 @@ POLICIES = [
     f"{BLOCKS}save everything in block\noffload every 2nd cos per block\n",
     f"{BLOCKS}offload cos in every 2nd block up to 24 B per rank\n",
 ]
-drawing = settings(max_examples=examples(40, 300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+drawing = settings(max_examples=examples(40, 300))
 
 
 def leniently_planned(text: str, facts: Facts, ahead: int) -> Plan:

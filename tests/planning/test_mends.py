@@ -155,7 +155,7 @@ OTHERS += ["prefetch all_gather 1 block ahead", "bucket all_gather per block", "
 
 
 @given(st.lists(st.sampled_from([*RULES, *OTHERS]), min_size=1, max_size=5, unique=True))
-@settings(max_examples=examples(25, 100), deadline=None)
+@settings(max_examples=examples(25, 100))
 def test_a_mend_mends(lines: list[str]) -> None:
     hold("\n".join(lines), GRAPH)
 
@@ -187,7 +187,7 @@ LINES += ["keep order of all_gather", "keep order of (mm or all_gather)", "block
 
 
 @given(st.lists(st.sampled_from(LINES), min_size=1, max_size=3, unique=True))
-@settings(max_examples=examples(12, 50), deadline=None)
+@settings(max_examples=examples(12, 50))
 def test_a_mend_of_a_line_that_schedules_mends(lines: list[str]) -> None:
     hold("\n".join(lines), STEP)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.api.load import parse
@@ -28,7 +28,7 @@ from tests.support.shared_graphs import shared_facts
 from tests.support.textgraph import CHAIN, facts_of
 from tests.support.versions import needs_groups_in_any_order
 
-few = settings(max_examples=examples(15, 40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=examples(15, 40))
 _WORDS = {
     Origin.FIRST_RUN: "run",
     Origin.SECOND_RUN: "run",

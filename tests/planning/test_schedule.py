@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
@@ -20,7 +20,7 @@ from tests.support.textgraph import CHAIN, facts_of
 
 numbers = st.lists(st.integers(0, 63), min_size=12, max_size=90)
 fates = st.lists(st.sampled_from(["keep", "again", "again", "move"]), min_size=1, max_size=40)
-drawing = settings(max_examples=examples(25, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+drawing = settings(max_examples=examples(25, 100))
 
 
 def written(facts: Facts, schedule: Schedule) -> str:

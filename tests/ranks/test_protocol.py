@@ -163,7 +163,7 @@ def programs(draw: st.DrawFn) -> tuple[int, list[Episode]]:
 
 
 @given(programs(), st.integers(0, 999))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_every_fault_is_told_to_whom_it_concerns_and_to_nobody_later(
     program: tuple[int, list[Episode]], seed: int
 ) -> None:

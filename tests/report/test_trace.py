@@ -189,7 +189,7 @@ def test_a_trace_has_what_the_totals_have() -> None:
 
 
 @given(flat(), st.data())
-@settings(max_examples=examples(40, 400), deadline=None)
+@settings(max_examples=examples(40, 400))
 def test_any_step_is_traced_as_it_is_timed(facts: Facts, data: st.DataObject) -> None:
     """What is exposed is where nothing computes; nothing of a thread overlaps; the counter reaches the peak."""
     rows = [row for row, op in enumerate(facts.ops) if op == "call_function"]

@@ -125,7 +125,7 @@ def test_one_that_runs_again_is_there_twice() -> None:
 
 
 @given(sending(), st.data())
-@settings(max_examples=examples(25, 3000), deadline=None)
+@settings(max_examples=examples(25, 3000))
 def test_what_is_exposed_of_each_is_what_the_step_exposes(drawn: tuple[Facts, NodeTimes], data: st.DataObject) -> None:
     """Copies to the host aside, which are none of them."""
     facts, times = drawn
@@ -139,7 +139,7 @@ def test_what_is_exposed_of_each_is_what_the_step_exposes(drawn: tuple[Facts, No
 
 
 @given(sending(most=6))
-@settings(max_examples=examples(15, 2000), deadline=None)
+@settings(max_examples=examples(15, 2000))
 def test_no_order_exposes_less_than_the_bound(drawn: tuple[Facts, NodeTimes]) -> None:
     facts, times = drawn
     bound = exposed_bounds(facts, times)

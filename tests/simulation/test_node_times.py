@@ -304,7 +304,7 @@ def tensors(draw: st.DrawFn) -> Facts:
 
 
 @given(tensors(), devices())
-@settings(max_examples=examples(60, 500), deadline=None)
+@settings(max_examples=examples(60, 500))
 def test_every_node_is_priced_as_the_slow_account_prices_it(facts: Facts, device: DeviceProfile) -> None:
     times = node_times(facts, device)
     for row in range(len(facts)):

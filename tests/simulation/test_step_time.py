@@ -180,14 +180,14 @@ DEVICE = DeviceProfile("d", {}, Rate.constant(1.0), host_bandwidth=2.0, networks
 
 
 @given(st.data())
-@settings(max_examples=examples(30, 500), deadline=None)
+@settings(max_examples=examples(30, 500))
 def test_random_orders_take_as_long_as_the_slow_account_says(data: st.DataObject) -> None:
     facts = data.draw(flat())
     compare(facts, Schedule.of(data.draw(schedules(facts))), DEVICE)
 
 
 @given(graphs(), st.data())
-@settings(max_examples=examples(10, 200), deadline=None)
+@settings(max_examples=examples(10, 200))
 def test_planned_orders_take_as_long_as_the_slow_account_says(facts: Facts, data: st.DataObject) -> None:
     again = data.draw(st.lists(st.sampled_from(facts.forward), unique=True)) if facts.forward else []
     moved = data.draw(st.lists(st.sampled_from(facts.forward), unique=True, max_size=2)) if facts.forward else []

@@ -88,7 +88,7 @@ def test_without_a_backward_nothing_is_kept() -> None:
     assert hull[0].kept == hull[0].recomputed == frozenset()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(randoms)
 def test_it_is_the_hull_of_all_choices_and_each_point_is_what_the_planner_makes_of_it(random: Random) -> None:
     facts = joint_graph(random)
@@ -105,7 +105,7 @@ def test_it_is_the_hull_of_all_choices_and_each_point_is_what_the_planner_makes_
         assert planned(facts, times, NO_REPLAY, others)[:2] == (point.saved, point.seconds)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(randoms)
 def test_nothing_is_below_it_where_the_backward_has_dead_ends(random: Random) -> None:
     facts = joint_graph(random, dead_ends=True)
@@ -114,7 +114,7 @@ def test_nothing_is_below_it_where_the_backward_has_dead_ends(random: Random) ->
     assert all(bound_at(hull, saved) <= seconds for saved, seconds in every_choice(facts, times, NO_REPLAY))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(randoms, st.lists(st.integers(0, 1000), min_size=10, max_size=24), st.sampled_from([2, 4, 4, 6]))
 def test_nothing_is_below_it_on_flat_graphs_of_several_regions(
     random: Random, numbers: list[int], segments: int

@@ -79,7 +79,7 @@ def test_its_rules_are_few_and_each_is_needed(share: float) -> None:
         assert asked_of(planned(rest, stacked())) != whole, f"`{lines[at]}` decides nothing"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 200), st.integers(0, 200), st.sampled_from(["peak", "saved"]))
 def test_more_memory_never_costs_time(one: int, other: int, figure: str) -> None:
     tuner = tuner_of()

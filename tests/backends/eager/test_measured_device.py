@@ -163,7 +163,7 @@ random_block = st.lists(random_step, min_size=1, max_size=4).map(tuple)
     rules=st.lists(st.sampled_from(RULES), max_size=3, unique=True),
     line=st.sampled_from(LINES),
 )
-@settings(max_examples=examples(20, 300), deadline=None)
+@settings(max_examples=examples(20, 300))
 def test_random_blocks_come_to_what_is_planned(
     programs: tuple[tuple[str, ...], ...], ground: str, rules: list[str], line: str
 ) -> None:
@@ -172,7 +172,7 @@ def test_random_blocks_come_to_what_is_planned(
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 def test_many_random_blocks_come_to_what_is_planned(data: st.DataObject) -> None:
     programs = data.draw(st.lists(random_block, min_size=1, max_size=6).map(tuple))
     ground, line = data.draw(st.sampled_from(GROUNDS)), data.draw(st.sampled_from(LINES))

@@ -278,7 +278,7 @@ def test_a_block_that_runs_again_before_its_backward(state: str, order: str) -> 
     shared=st.booleans(),
     looks_from=st.sampled_from([0, first_call._LOOKS_FROM]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_random_states_are_right_or_refused(
     programs: list[list[str]], policy: str, order: str, shared: bool, looks_from: int
 ) -> None:
@@ -377,7 +377,7 @@ def test_a_block_that_leaves_its_plan_and_writes_behind_autograds_back() -> None
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_many_random_states(data: st.DataObject) -> None:
     drawn = st.lists(st.lists(st.sampled_from(sorted(STATES)), min_size=1, max_size=4), min_size=1, max_size=3)
     chosen = [data.draw(each) for each in (drawn, st.sampled_from(POLICIES), st.sampled_from(sorted(ORDERS)))]

@@ -159,7 +159,7 @@ def forwards_first(model: nn.Module, number: int) -> Tensor:
     rules=st.lists(st.sampled_from(RULES), max_size=3, unique=True),
     run=st.sampled_from([plainly, forwards_first]),
 )
-@settings(max_examples=examples(25, 60), deadline=None)
+@settings(max_examples=examples(25, 60))
 def test_random_blocks_train_on_the_same_bits(
     programs: list[list[str]], ground: str, rules: list[str], run: Callable[[nn.Module, int], Tensor]
 ) -> None:
@@ -186,7 +186,7 @@ def test_random_blocks_train_on_the_same_bits(
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 def test_many_random_blocks(data: st.DataObject) -> None:
     programs = data.draw(
         st.lists(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6), min_size=1, max_size=3)

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 from attrs import evolve
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, GraphKind
@@ -73,7 +73,7 @@ def on_all_ranks(
     return {rank: [value.shape, value.elements()] for rank, value in found.items()}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(lines())
 @needs_groups_in_any_order
 def test_every_random_chain_is_one_gather_of_the_same_elements(line: Line) -> None:
@@ -94,7 +94,7 @@ def test_every_random_chain_is_one_gather_of_the_same_elements(line: Line) -> No
     assert on_all_ranks(facts, calls, grid, names, edit.replaced[0][1]) == old
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(lines(), st.data())
 def test_a_wrong_order_of_ranks_is_caught(line: Line, data: st.DataObject) -> None:
     """The proof does not take the algebra's word: swap two ranks of the group, and it says so."""
@@ -124,7 +124,7 @@ def test_a_wrong_order_of_ranks_is_caught(line: Line, data: st.DataObject) -> No
     assert "would be another value on rank" in found
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(lines())
 def test_the_evaluator_does_what_torch_does(line: Line) -> None:
     """Layout operators are torch's own; of a gather, torch is handed the shards side by side."""

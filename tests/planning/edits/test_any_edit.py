@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # defines the operators
 from attrs import evolve, field, frozen
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 from torch._subclasses import FakeTensorMode
@@ -187,7 +187,7 @@ def _viewed(new: NewNodes, value: Node, shape: Sequence[int], like: int) -> Node
     return new.add("aten.view.default", (value, tuple(shape)), shape, contiguous(shape), like)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(st.data())
 def test_the_facts_that_follow_from_any_edit_are_those_of_the_graph_that_comes_out(data: st.DataObject) -> None:
     gm = Random(data.draw).gm

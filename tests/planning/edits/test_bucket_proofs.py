@@ -70,7 +70,7 @@ def holds(claimed: Equivalence) -> bool:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_proof_says_what_a_run_of_the_whole_says(proven: tuple[Facts, tuple[Edit, ...]], data: st.DataObject) -> None:
     """Of buckets and of what is almost one: joined in another order, cut elsewhere, or read for another."""
@@ -179,7 +179,7 @@ def test_a_length_of_one_in_front_of_a_part_of_a_bucket() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gather", "scatter", "reduce"])
-@settings(max_examples=examples(10, 300), deadline=None)
+@settings(max_examples=examples(10, 300))
 @given(members, st.sampled_from((1, 2, 3)))
 def test_strides_are_those_of_torchs_operators(
     kind: str, drawn: list[tuple[tuple[int, ...], list[tuple[str, int]]]], ranks: int
@@ -271,7 +271,7 @@ LINES = (
 )
 
 
-@settings(max_examples=examples(12, 600), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(12, 600))
 @given(
     st.sampled_from(((3,), (2, 2), (2, 3))),
     st.lists(STEPS, min_size=4, max_size=examples(18, 26)),

@@ -297,7 +297,7 @@ policies = st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=4).map("\n
 
 
 @given(programs, policies, st.sampled_from(SHAPES if SEARCHES else SHAPES[:1] + SHAPES[3:]), st.booleans())
-@settings(max_examples=examples(12, 400), deadline=None)
+@settings(max_examples=examples(12, 400))
 def test_any_statements_in_any_order_on_random_chains(
     program: Chain, text: str, shape: tuple[int, ...], known: bool
 ) -> None:
@@ -305,7 +305,7 @@ def test_any_statements_in_any_order_on_random_chains(
 
 
 @given(programs, policies, st.sampled_from(SQUARE))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_alone_no_rank_collapses_anything(program: Chain, text: str, shape: tuple[int, ...]) -> None:
     for plan in EveryRank(shape, program).alone(policylang.parse(text)).values():
         assert all(edit.kind != "round_trip" for edit in plan.edits.done)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Collection, Sequence
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
@@ -19,7 +19,7 @@ from tests.support.flat_graphs import Flat, assert_bitwise_equal
 from tests.support.random_flat import random_flat
 from tests.support.textgraph import facts_of
 
-drawing = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+drawing = settings(max_examples=15)
 
 
 def closure(before: Sequence[Collection[int]]) -> list[set[int]]:

@@ -14,7 +14,7 @@ from policylang.planning.order.moves import MoveRequest, Moves, move_collectives
 from tests.planning.order.sharded_steps import sharded_step
 from tests.support.textgraph import facts_of
 
-drawing = settings(max_examples=60, deadline=None)
+drawing = settings(max_examples=60)
 options = st.fixed_dictionaries(
     {
         "blocks": st.integers(1, 4),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
@@ -347,7 +347,7 @@ def test_a_delay_of_others_as_well_leaves_what_a_prefetched_collective_needs() -
     assert (later.moved, later.left) == (("s",), {"scatter": "`gather` needs it earlier"})
 
 
-drawing = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+drawing = settings(max_examples=12)
 NAMED = ("collective", "all_gather", "(all_gather where from parameter)", "(all_gather in block)", "reduce_scatter")
 FORMS = (
     "prefetch {} 1 block ahead", "prefetch {} 2 blocks ahead", "delay {} 1 block", "keep order of {}",

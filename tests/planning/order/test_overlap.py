@@ -58,7 +58,7 @@ def on_the_way(facts: Facts, order: Sequence[int]) -> int:
 
 
 @given(sending(), st.data())
-@settings(max_examples=examples(30, 5000), deadline=None)
+@settings(max_examples=examples(30, 5000))
 def test_it_runs_everything_once_after_what_it_needs_within_its_limits_and_exposes_no_more(
     drawn: tuple[Facts, NodeTimes], data: st.DataObject
 ) -> None:
@@ -81,7 +81,7 @@ def test_it_runs_everything_once_after_what_it_needs_within_its_limits_and_expos
 
 
 @given(sending(most=7))
-@settings(max_examples=examples(20, 1500), deadline=None)
+@settings(max_examples=examples(20, 1500))
 def test_a_step_is_at_most_a_half_longer_than_the_best_of_all_orders(drawn: tuple[Facts, NodeTimes]) -> None:
     facts, times = drawn
     found = step_time(facts, in_order(facts, plan(facts, times)), times)
@@ -96,7 +96,7 @@ def test_a_step_is_at_most_a_half_longer_than_the_best_of_all_orders(drawn: tupl
 
 
 @given(sending(), st.randoms(use_true_random=False))
-@settings(max_examples=examples(20, 2000), deadline=None)
+@settings(max_examples=examples(20, 2000))
 def test_memory_is_accounted_as_it_is_simulated_in_any_order(drawn: tuple[Facts, NodeTimes], random: object) -> None:
     facts, times = drawn
     read = scheduler_nodes(facts, calls(facts), by_edges(facts), times, collectives(facts))
@@ -202,7 +202,7 @@ def test_a_long_gather_goes_where_most_is_computed_beside_it() -> None:
 
 
 @given(sending())
-@settings(max_examples=examples(20, 2000), deadline=None)
+@settings(max_examples=examples(20, 2000))
 def test_moving_single_collectives_breaks_no_order_and_only_shortens_the_step(drawn: tuple[Facts, NodeTimes]) -> None:
     facts, times = drawn
     read = scheduler_nodes(facts, calls(facts), by_edges(facts), times, collectives(facts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import fx
 
@@ -27,7 +27,7 @@ from tests.support.flat_graphs import flat_graph
 from tests.support.models import Example, dropout, flex, gpt2, llama, resnet
 from tests.support.random_flat import random_flat
 
-drawing = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+drawing = settings(max_examples=12)
 numbers = st.lists(st.integers(0, 63), min_size=12, max_size=60)
 fates = st.lists(st.sampled_from(["keep", "again", "again", "move"]), min_size=1, max_size=40)
 READ = sorted(COLUMNS.keys() - {"flags", "phases", "owners", "annotations"})
