@@ -325,7 +325,7 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
     """The plan with everything decided that the policy leaves open. ``gradients`` are the nodes that the backward
     returns, ``chosen`` those that min-cut would save: an undecided value is saved if it is among them and recomputed if
     not, and one traced in the backward that does not depend on it moves to the forward if min-cut saves it, unless it
-    is a view of offloaded memory. Symbolic sizes of forward tensors that the backward needs are computed in the
+    is a view of offloaded memory, with all that only moved nodes read. Symbolic sizes of forward tensors that the backward needs are computed in the
     forward, so that the tensors need not be kept for them. Dead backward nodes read nothing, and the inputs of a moved
     or dead node no longer feed the backward."""
     facts = plan.facts
@@ -344,13 +344,16 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
                 phases[row], decisions[row] = Phase.FORWARD, _AUTO_SAVE
     for row in _sizes_of_forward_values(facts):
         phases[row], decisions[row] = Phase.FORWARD, _SIZE
-    live = set(gradients)
+    live, ahead = set(gradients), set[int]()
     for row in range(len(facts) - 1, -1, -1):
-        if phases[row] != Phase.BACKWARD:
+        if facts.phases[row] != Phase.BACKWARD:
             continue
-        if row not in live and not flags[row] & _EFFECTS:
-            inputs[row] = ()
-        live.update(inputs[row])
+        if phases[row] == Phase.BACKWARD and row not in live and not flags[row] & _EFFECTS:
+            if row in ahead:
+                phases[row], decisions[row] = Phase.FORWARD, _AUTO_SAVE
+            else:
+                inputs[row] = ()
+        (live if phases[row] == Phase.BACKWARD else ahead).update(inputs[row])
     flags = [flag & ~_FEEDS_BACKWARD for flag in flags]
     for row in read_by_backward(phases, inputs, facts.owners):
         flags[row] |= _FEEDS_BACKWARD

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch import distributed as dist
@@ -60,6 +60,8 @@ drawn_rules = st.sampled_from(
     [
         "undecided -> save\noptional recompute everything",
         "undecided -> save\noptional offload everything",
+        "undecided -> auto",
+        "undecided -> auto\noptional offload mul, frexp",
         "undecided -> save\noptional recompute sin, mul, getitem, frexp, native_dropout\noptional offload mm, t, cos",
         "undecided -> save\noptional recompute everything\noptional offload mul, frexp, native_dropout",
         "undecided -> save\noptional save everything as float8_e4m3fn per row\noptional offload mm",
@@ -115,6 +117,7 @@ def test_random_flat_graphs(drawn: list[int], text: str, segments: int) -> None:
     assert_flat_in_order(random_flat(drawn, segments).gm, text)
 
 
+@example([0] * 21 + [11, 0, 0, 0, 0, 10, 0, 4, 0, 0, 0, 0, 14, 0, 0, 0, 14, 0, 0, 0, 2], "undecided -> auto")
 @given(numbers, drawn_rules)
 @drawing
 def test_the_halves_of_random_graphs(drawn: list[int], text: str) -> None:
