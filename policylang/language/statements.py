@@ -284,6 +284,52 @@ class CollapseKind(StatementKind):
         return "collapse round_trips"
 
 
+class ChunkKind(StatementKind):
+    made, rule, opener = syntax.Chunk, "chunk", "chunk"
+    named, closing = ("loss",), (("CHUNK", "loss"), ("SLICES", "into"), ("OVER", "tokens"))
+    missing = (
+        ("CHUNK", "", "`loss` or a module", "such as `chunk loss into 8` or `chunk module mlp in block into 4`"),
+        ("MODULE", "", "a module", "such as `chunk module lm_head to loss into 8`"),
+        ("UP_TO", "", "a size", "such as `up to 256 MiB`"),
+        ("OVER", "", "`tokens`", None),
+        ("NAME", "INT", "a number of slices", "such as `into 8`"),
+        ("IN", "BLOCK", "`block`", None),
+        ("", "UP_TO", "`into` and a number, or `up to` and a size", "such as `chunk loss into 8`"),
+    )
+
+    def build(self, span: Span, word: Lexeme, first: Any, *rest: Any) -> syntax.Chunk:
+        if is_module := first.type == "MODULE":
+            first, *rest = rest
+        elif first != "loss":
+            message = f"`chunk` cuts the `loss` or a `module`, not `{first}`"
+            module = f"module {first}"
+            first.report("APL116", message, help=f"write `loss`, or `{module}`", write=["loss", module])
+        words = [part.type for part in rest if isinstance(part, Lexeme)]
+        quantity = next(part for part in rest if isinstance(part, Quantity))
+        count = int(quantity.value) if quantity.dimension == "number" else None
+        return syntax.Chunk(
+            predicates.quoted(first) if is_module else "",
+            to_loss=not is_module or "TO_LOSS" in words,
+            in_block="BLOCK" in words,
+            slices=count,
+            size=None if count is not None else quantity,
+            tokens="OVER" in words,
+            span=span,
+        )
+
+    def check(self, chunk: syntax.Chunk) -> Iterator[Diagnostic]:
+        if chunk.slices is not None and chunk.slices < 2:
+            message = f"{chunk.slices} slice{'' if chunk.slices else 's'} cut nothing"
+            yield diagnose("APL205", message, chunk.span, help="write a number from 2, such as `into 8`")
+        yield from _of_nothing(chunk.size, "in a slice", "256 MiB")
+
+    def text(self, chunk: syntax.Chunk) -> str:
+        what = f"module {predicates.format_glob(chunk.module)}" if chunk.module else "loss"
+        what += " to loss" if chunk.module and chunk.to_loss else " in block" if chunk.in_block else ""
+        size = f"into {chunk.slices}" if chunk.size is None else f"up to {predicates.quantity_text(chunk.size)}"
+        return f"chunk {what} {size}{' over tokens' if chunk.tokens else ''}"
+
+
 # --- collectives: which become one, and when they run ------------------------------------------------------------
 
 _OF_COLLECTIVES: MissingRow = ("", "EVERYTHING", "a selector", "such as `all_gather`, `reduce_scatter` or `collective`")
@@ -589,6 +635,20 @@ class _LimitRules(SelectorRules):
 
     def up_to(self, span: Span, word: Lexeme, size: Quantity) -> Quantity:
         return _bytes(size, span, word, "a bucket has a size in bytes", "up to 256 MiB")
+
+    def slice_count(self, span: Span, into: Lexeme, number: Lexeme) -> Quantity:
+        if into != "into":
+            into.report("APL010", f"so many slices are written as `into {number}`", help="write `into`", write=["into"])
+        return Quantity(float(predicates.integer(number)), "number", span=span)
+
+    def slice_size(self, span: Span, word: Lexeme, size: Quantity) -> Quantity:
+        return _bytes(size, span, word, "a slice is limited in bytes", "up to 256 MiB")
+
+    def over_rows(self, span: Span, word: Lexeme, rows: Lexeme) -> Lexeme:
+        if rows != "tokens":
+            message = f"a region is cut over `tokens`, not over `{rows}`"
+            rows.report("APL116", message, help="write `tokens`", write=["tokens"])
+        return word
 
     def in_flight(self, span: Span, word: Lexeme, size: Quantity, _end: Lexeme) -> _Limit:
         size = _bytes(size, span, word, "what is in flight is limited in bytes", "up to 2 GiB in flight")

@@ -441,6 +441,25 @@ class Collapse(_Spanned):
 
 
 @frozen
+class Chunk(_Spanned):
+    """``chunk loss into 8``: a part of the step runs slice by slice over the rows of its input."""
+
+    module: str = ""
+    """The glob of the modules; empty for the last product before the loss."""
+    to_loss: bool = True
+    """From the module to the loss and back; else the module alone."""
+    in_block: bool = False
+    """Only the modules in blocks."""
+    slices: int | None = None
+    size: Quantity | None = None
+    """The most bytes of a slice's transients, where no number is given."""
+    tokens: bool = False
+    """``over tokens``, written out."""
+    optional: bool = False
+    kind: ClassVar[str] = "chunk"
+
+
+@frozen
 class Bucket(_Spanned):
     """``bucket (all_gather where from parameter) per 2 blocks up to 512 MiB``: collectives of one group, dtype and kind
     become one. Planned once values are decided, on the graph as it then runs."""
@@ -454,7 +473,7 @@ class Bucket(_Spanned):
     kind: ClassVar[str] = "bucket"
 
 
-Restructuring = Fuse | Collapse
+Restructuring = Fuse | Collapse | Chunk
 """A statement that asks for edits of a graph's structure, planned before values are decided. It picks no nodes."""
 Rewriting = Restructuring | Bucket
 """A statement that asks for edits of a graph's structure."""
