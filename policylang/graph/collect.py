@@ -42,6 +42,7 @@ from policylang.graph.phases import (
 )
 from policylang.operators import calls
 from policylang.operators.moves import MOVERS
+from policylang.operators.rows import is_known
 from policylang.operators.names import GETITEM, WAITS
 from policylang.operators.work import WorkCounter
 from policylang.torch_compat import distributed, graphs
@@ -132,7 +133,7 @@ def _argument_column(
 ) -> list[tuple[Any, ...]]:
     column = [_NOTHING] * len(nodes)
     for row, (node, operator) in enumerate(zip(nodes, operators, strict=True)):
-        kept = operator.name in _KEPT or operator.flags & Flag.COLLECTIVE
+        kept = operator.name in _KEPT or operator.flags & Flag.COLLECTIVE or is_known(operator.name)
         if kept and (schema := calls.parameters(node.target)) is not None:
             args, kwargs = node.args, node.kwargs
             named = [kwargs.get(name, default) for name, default in schema[len(args) :]]

@@ -28,7 +28,7 @@ from policylang.graph.facts import (
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.operators import OperatorTable
 from policylang.language.shown import ALIASES, DTYPES, UNITS, did_you_mean, nearest
-from policylang.operators.names import FOLLOWERS
+from policylang.operators.names import FOLLOWERS, bytes_of
 
 INPUTS = {
     "input": InputKind.USER,
@@ -174,9 +174,8 @@ class _GraphParser:
         for word in re.finditer(r"\S+", found["rest"]):
             self._word(_SourceText(word.group(), line.start + found.start("rest") + word.start()), said)
         if "shape" in said:  # a tensor of a shape has as many elements, and as many bytes
-            numel, bits = prod(said["shape"]), re.search(r"\d+", dtype := said.get("dtype", ""))
-            itemsize = 1 if dtype in ("bool", "float4_e2m1fn_x2") else int(bits.group()) // 8 if bits else 0
-            said = {"numel": numel, "bytes": numel * itemsize, **said}
+            numel = prod(said["shape"])
+            said = {"numel": numel, "bytes": numel * bytes_of(said.get("dtype", "")), **said}
         self.builder.add(name or "output", target.text, reads, **said)
 
     def _target(self, target: _SourceText) -> None:

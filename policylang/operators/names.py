@@ -74,6 +74,12 @@ class Category:
     """It draws the seeds from which Inductor's random operators make all their numbers."""
 
 
+def bytes_of(dtype: str) -> int:
+    """The bytes of an element, by the name of its dtype; 0 where that is none."""
+    bits = re.search(r"\d+", dtype)
+    return 1 if dtype in ("bool", "float4_e2m1fn_x2") else int(bits.group()) // 8 if bits else 0
+
+
 def is_all_gather(target: str) -> bool:
     """In any namespace, coalesced or not."""
     return "all_gather_into_tensor" in target

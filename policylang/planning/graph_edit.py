@@ -65,6 +65,12 @@ class NewNode:
     """An old node whose phase, module and annotations it copies."""
     per_rank: bool = False
     """True if its arguments depend on the rank, so that they differ between ranks that agree."""
+    call: str = ""
+    """The old node whose call it repeats on a slice; empty for what only moves elements or adds slices up."""
+    share: tuple[int, int] = (1, 1)
+    """The rows of the slice, and of the whole."""
+    inside: bool = False
+    """A forward value of a slice, which the backward reads slice by slice: unless a rule decides, it is recomputed."""
 
 
 @frozen
@@ -113,6 +119,8 @@ class Edit:
     """Old nodes that move to right behind the new ones, in graph order."""
     note: str = ""
     """A remark for the report, as a phrase."""
+    split_sums: tuple[str, ...] = ()
+    """The old nodes whose sums are now sums of slices: bits differ there, and nowhere else."""
     per_rank: bool = False
     """True if the old nodes are other ones on every rank, so that ranks that agree do not compare them."""
 

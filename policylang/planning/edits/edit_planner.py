@@ -56,6 +56,8 @@ class Setting:
     consensus: ConsensusRound
     select: SelectRows | None = None
     """Evaluates selectors once values are decided."""
+    blocks: str | None = None
+    """The policy's glob of blocks, where it has one."""
     held: Collection[str] = ()
     """Nodes that no communication crosses: what a policy keeps in order, and unknown operators."""
 
@@ -107,7 +109,7 @@ class NewNodes:
 class EditPlanner(ABC, Generic[Asked]):
     kind: ClassVar[str]
     counted: ClassVar[str]
-    """The collective that it looks for, which a diagnostic counts if nothing is found."""
+    """The collective that it looks for, which a diagnostic counts if nothing is found; empty if it looks for none."""
     nothing_found: ClassVar[str]
     """The sentence of that diagnostic."""
 
@@ -116,6 +118,11 @@ class EditPlanner(ABC, Generic[Asked]):
         self.setting = setting
         self.facts = setting.facts
         self._grids: dict[tuple[str, ...], Grid | str] = {}
+
+    @classmethod
+    def nothing_in(cls, statement: Asked) -> str:
+        """The sentence of the diagnostic for a statement that finds nothing."""
+        return cls.nothing_found
 
     @abstractmethod
     def outcomes(self) -> Iterable[Edit | Refusal]:

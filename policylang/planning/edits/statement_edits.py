@@ -19,10 +19,11 @@ from policylang.language.diagnostics import Diagnostic, diagnose, prefixed
 from policylang.language.shown import counted
 from policylang.language.syntax import Bucket, Policy, Rewriting
 from policylang.operators.moves import MOVERS
-from policylang.operators.names import FOLLOWERS
+from policylang.operators.names import FOLLOWERS, bytes_of
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.buckets import Buckets
+from policylang.planning.edits.chunks import Chunks
 from policylang.planning.edits.edit_planner import EditPlanner, SelectRows, Setting
 from policylang.planning.edits.fusion import GatherChains, ScatterChains
 from policylang.planning.edits.layout_chains import unread_pieces, with_pieces, without_pieces
@@ -33,6 +34,7 @@ from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Nod
 
 _KEPT = Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK
 """What a new node copies from the one it is like, with that one's metadata."""
+_OF_CALL = Flag.VIEW | Flag.MULTI_OUTPUT | Flag.COMPUTE
 _HANDED_ON = Flag.FORWARD_OUTPUT | Flag.GRADIENT
 """What the replacement of a value inherits from it."""
 
@@ -73,9 +75,20 @@ class _EditedFacts:
         old, column = self.old, self._column
         inputs = [self._inputs(each) for each in self.order]
         restrided = {old.index[name]: stride for edit in self.edits for name, stride in edit.restrided}
-        strides = column(old.strides, lambda node: node.stride)
         like = {node.like: old.index[node.like] for edit in self.edits for node in edit.nodes}
-        item = {name: old.bytes[row] // max(old.numel[row], 1) for name, row in like.items()}
+        call = {node.call: old.index[node.call] for edit in self.edits for node in edit.nodes if node.call}
+
+        def size(node: NewNode) -> int:
+            """The bytes of what a new node returns."""
+            if node.call and old.shapes[call[node.call]] is None:
+                return old.bytes[call[node.call]] * node.share[0] // node.share[1]
+            return prod(node.shape) * bytes_of(node.dtype)
+
+        def single(node: NewNode, value: Any) -> Any:
+            """A fact of a node that returns one tensor."""
+            return None if node.call and old.shapes[call[node.call]] is None else value
+
+        strides = column(old.strides, lambda node: single(node, node.stride))
         return rewritten(
             old,
             [
@@ -87,20 +100,31 @@ class _EditedFacts:
             phases=bytearray(column(old.phases, lambda node: old.phases[like[node.like]])),
             modules=column(old.modules, lambda node: node.module),
             flags=self._flags(inputs),
-            bytes=array("q", column(old.bytes, lambda node: prod(node.shape) * item[node.like])),
+            bytes=array("q", column(old.bytes, size)),
             numel=array("q", column(old.numel, lambda node: prod(node.shape))),
-            shapes=column(old.shapes, lambda node: node.shape),
+            shapes=column(old.shapes, lambda node: single(node, node.shape)),
             strides=[
                 restrided.get(each, stride) if isinstance(each, int) else stride
                 for each, stride in zip(self.order, strides, strict=True)
             ],
             dtypes=column(old.dtypes, lambda node: node.dtype),
             devices=column(old.devices, lambda node: node.device),
+            flops=array(
+                "q",
+                column(old.flops, lambda node: old.flops[call[node.call]] * node.share[0] // node.share[1] if node.call else 0),
+            ),
+            uncounted=column(old.uncounted, lambda node: old.uncounted[call[node.call]] if node.call else "")
+            if old.uncounted
+            else (),
             inputs=inputs,
             owners=self._owners(inputs),
             arguments=[
                 self._argument(
-                    old.arguments[each] if isinstance(each, int) else MOVERS[each.target].completed(each.arguments)
+                    old.arguments[each]
+                    if isinstance(each, int)
+                    else MOVERS[each.target].completed(each.arguments)
+                    if each.target in MOVERS
+                    else each.arguments
                 )
                 for each in self.order
             ],
@@ -145,7 +169,8 @@ class _EditedFacts:
         flags = self._column(old.flags, lambda node: old.flags[old.index[node.like]] & _KEPT)
         for row, each in enumerate(self.order):
             if isinstance(each, NewNode):
-                flags[row] |= MOVERS[each.target].categories
+                of_call = old.flags[old.index[each.call]] & _OF_CALL if each.call else 0
+                flags[row] |= MOVERS[each.target].categories if each.target in MOVERS else of_call
         for edit in self.edits:
             for was, now in edit.replaced:
                 if now in self.row_of_name:  # unless a later edit removes it, with all that reads it
@@ -166,7 +191,7 @@ class _EditedFacts:
         for row, each in enumerate(self.order) if mutated else ():
             if isinstance(each, NewNode) and not mutated.isdisjoint(inputs[row]):
                 yield row
-                if MOVERS[each.target].categories & Flag.VIEW:
+                if each.target in MOVERS and MOVERS[each.target].categories & Flag.VIEW:
                     mutated.add(row)
 
 
@@ -177,7 +202,7 @@ def _nodes(value: Any) -> list[str]:
 
 
 EDIT_KINDS: Mapping[str, type[EditPlanner[Any]]] = {
-    each.kind: each for each in (GatherChains, ScatterChains, RoundTrips, Buckets)
+    each.kind: each for each in (GatherChains, ScatterChains, RoundTrips, Chunks, Buckets)
 }
 _MOST_NAMES = 8
 
@@ -202,11 +227,11 @@ def plan_edits(
     if len(numbers) == 2 and numbers < [2, 12]:
         # torch sorts the ranks of process groups before 2.12; the graph's, so that a snapshot gives the graph's plan.
         capabilities = evolve(capabilities, unsorted_groups=False)
-    prover = Prover()
+    prover, glob = Prover(), None if policy.blocks is None else policy.blocks.glob
     rejected: dict[str, str] = {}
     while True:
         consensus = ConsensusRound(ranks is not None, rejected)
-        found = _attempt(policy, Setting(facts, 0, capabilities, {}, prover, facts.groups, consensus, select, held))
+        found = _attempt(policy, Setting(facts, 0, capabilities, {}, prover, facts.groups, consensus, select, glob, held))
         unshared = ranks.unshared(consensus.proposals) if ranks is not None else {}
         if not unshared:
             return found
@@ -280,12 +305,13 @@ def _renamed(value: Any, replaced: dict[str, str]) -> Any:
 def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
     text, kind = _text(statement), EDIT_KINDS[statement.kind]
     nodes = counted(sum(f".{kind.counted}_" in target for target in before.targets), "node")
+    there = (f"{kind.counted}: {nodes}",) if kind.counted else ()
     return diagnose(
         refusals.NOTHING_TO_REWRITE,
         f"`{text}` finds nothing to rewrite in this graph",
         span=statement.span,
         help=f"if that is intended, write `optional {text}`",
-        details=(f"{kind.counted}: {nodes}", kind.nothing_found),
+        details=(*there, kind.nothing_in(statement)),
         fixes=[prefixed(statement.span, "optional")],
     )
 

@@ -1,0 +1,307 @@
+"""What an operator does along each dimension: which dimensions of its result are those of its inputs, which it sums
+over, and along which an element depends on others.
+
+A dimension has a label. Two dimensions with one label are walked together: ``mm`` is ``(0, 2), (2, 1) -> (0, 1)``, with
+2 summed over. A softmax has one label for each dimension, and mixes along one of them. From that follows whether a call
+on a slice of its inputs gives a slice of its result, or a part of a sum. The tests compare every operator here with
+torch, whole against slices. An operator that is missing is refused by name, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from attrs import frozen
+
+from policylang.operators.names import GETITEM
+
+Shape = tuple[int, ...]
+Labels = tuple[int, ...]
+NONE = -1
+"""The label of a dimension of length 1 that is repeated."""
+
+
+@frozen
+class Dims:
+    """The labels of one call."""
+
+    reads: tuple[Labels, ...]
+    """Of each tensor among the arguments, in their order."""
+    makes: tuple[Labels, ...]
+    """Of each tensor that it returns."""
+    summed: frozenset[int] = frozenset()
+    """Labels that it adds up over."""
+    mixed: frozenset[int] = frozenset()
+    """Labels along which an element of the result depends on more than the element at its place."""
+    sizes: int = -1
+    """The argument that is the shape of the result, if one is."""
+    is_mean: bool = False
+    """What it adds up it divides by the number of summands."""
+
+
+@frozen
+class Digit:
+    """A part of one dimension, whose length is ``outer * size * inner``: rows of a batch that was flattened."""
+
+    dim: int
+    outer: int
+    size: int
+    inner: int
+
+    def length(self, rows: int) -> int:
+        """The length of the dimension in a slice of so many rows."""
+        return self.outer * rows * self.inner
+
+
+def viewed(digit: Digit, shape: Shape, other: Shape) -> Digit | None:
+    """A digit after a view of a contiguous ``shape`` as ``other``; None where the view cuts it."""
+    low = prod(shape[digit.dim + 1 :]) * digit.inner
+    high, below = low * digit.size, prod(other)
+    for dim, length in enumerate(other):
+        below, above = below // max(length, 1), below
+        if low % below == 0 and above % high == 0 and above >= high:
+            return Digit(dim, above // high, digit.size, low // below)
+    return None
+
+
+_POINTWISE = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("abs", "acos", "add", "addcdiv", "addcmul", "alias", "asin", "atan", "atan2", "bitwise_and", "bitwise_not"),
+        *("bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "copysign", "cos"),
+        *("cosh", "detach", "div", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "floor", "floor_divide", "fmod"),
+        *("frac", "full_like", "ge", "gelu", "gelu_backward", "gt", "hardsigmoid", "hardswish", "hardtanh", "isfinite"),
+        *("isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "lerp", "lift_fresh", "log", "log10", "log1p"),
+        *("log2", "log_sigmoid", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "lt"),
+        *("masked_fill", "maximum", "minimum", "mish", "mul", "ne", "neg", "ones_like", "pow", "reciprocal", "relu"),
+        *("remainder", "round", "rsqrt", "rsub", "sigmoid", "sigmoid_backward", "sign", "silu", "silu_backward", "sin"),
+        *("sinh", "softplus", "softplus_backward", "sqrt", "square", "sub", "tan", "tanh", "tanh_backward"),
+        *("threshold_backward", "trunc", "where", "xlogy", "zeros_like", "_to_copy", "elu_backward"),
+        *("hardswish_backward", "hardsigmoid_backward", "mish_backward", "nan_to_num", "hardtanh_backward"),
+    )
+) | {"prims.convert_element_type"}
+LIKE = frozenset(f"aten.{name}_like.default" for name in ("ones", "zeros", "full"))
+"""Operators that read the shape of their input, and none of its elements."""
+_CREATING = frozenset(("aten.full", "aten.zeros", "aten.ones"))
+_REDUCING = {
+    "aten.sum.dim_IntList": (1, 2), "aten.mean.dim": (1, 2), "aten.amax.default": (1, 2), "aten.amin.default": (1, 2),
+    "aten.logsumexp.default": (1, 2), "aten.any.dim": (1, 2), "aten.any.dims": (1, 2), "aten.all.dim": (1, 2),
+    "aten.prod.dim_int": (1, 2), "aten.argmax.default": (1, 2), "aten.argmin.default": (1, 2),
+    "aten.var.correction": (1, 3), "aten.std.correction": (1, 3), "aten.var_mean.correction": (1, 3),
+    "aten.linalg_vector_norm.default": (2, 3), "aten.norm.ScalarOpt_dim": (2, 3),
+    "aten.max.dim": (1, 2), "aten.min.dim": (1, 2),
+    "aten.sum.default": (-1, -1), "aten.mean.default": (-1, -1),
+}  # fmt: skip
+"""Reductions, and the places of their dimensions and of ``keepdim``."""
+_ADDING = ("aten.sum.", "aten.mean.")
+_PAIRS = frozenset(("aten.var_mean.correction", "aten.max.dim", "aten.min.dim"))
+_ALONG = {
+    "aten._log_softmax": 1, "aten._softmax": 1, "aten._log_softmax_backward_data": 2, "aten._softmax_backward_data": 2,
+    "aten.cumsum": 1, "aten.logcumsumexp": 1, "aten.flip": 1,
+}  # fmt: skip
+_VIEWS = frozenset(
+    f"aten.{name}" for name in ("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten")
+)
+RESIZED = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
+"""Views that are given the shape of their result."""
+_LOSSES = frozenset(("aten.mse_loss", "aten.binary_cross_entropy_with_logits", "aten.smooth_l1_loss", "aten.huber_loss"))
+_LOSSES_BACK = frozenset(f"{name}_backward" for name in _LOSSES)
+NLL, NLL_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
+_OTHERS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("mm", "bmm", "addmm", "baddbmm", "mv", "t", "permute", "transpose", "unsqueeze", "squeeze", "expand"),
+        *("select", "slice", "slice_backward", "select_backward", "constant_pad_nd", "cat", "gather", "scatter"),
+        *("scatter_add", "index_select", "embedding", "nll_loss_forward", "nll_loss_backward", "split"),
+        *("split_with_sizes", "native_layer_norm", "native_layer_norm_backward", "topk", "sort"),
+    )
+)
+_KNOWN = (
+    _POINTWISE | _CREATING | {name.rpartition(".")[0] for name in _REDUCING} | _ALONG.keys() | _VIEWS | _LOSSES
+    | _LOSSES_BACK | _OTHERS
+)  # fmt: skip
+
+
+def is_view(target: str) -> bool:
+    return target.rpartition(".")[0] in _VIEWS
+
+
+def is_known(target: str) -> bool:
+    """An operator whose dimensions are known, by its full name."""
+    return target == GETITEM or target.rpartition(".")[0] in _KNOWN
+
+
+def dims_of(
+    target: str, arguments: tuple[Any, ...], shape: Shape | None, shapes: Sequence[Shape | None]
+) -> Dims | None:
+    """The labels of a call; None where they are not known. ``shape``: of its result, None for a tuple; ``shapes``: of
+    the tensors among its arguments, in their order."""
+    if any(each is None for each in shapes) or not is_known(target):
+        return None
+    try:
+        return _dims(target, target.rpartition(".")[0], arguments, shape, [each or () for each in shapes])
+    except (IndexError, TypeError, AttributeError, ValueError):  # an argument of another kind than here
+        return None
+
+
+def _dims(
+    target: str, name: str, arguments: tuple[Any, ...], shape: Shape | None, shapes: Sequence[Shape]
+) -> Dims | None:
+    if name in _POINTWISE:
+        assert shape is not None
+        return Dims(tuple([_aligned(each, shape) for each in shapes]), (_all(shape),))
+    if name in _CREATING:
+        assert shape is not None
+        return Dims((), (_all(shape),), sizes=0)
+    x = _all(shapes[0])
+    if target in _REDUCING:
+        return _reduction(target, arguments, x)
+    if name in _ALONG:
+        given = arguments[_ALONG[name]]
+        dims = given if isinstance(given, tuple) else (given,)
+        return Dims((x,) * len(shapes), (x,), mixed=frozenset(x[dim] for dim in dims))
+    if name in _LOSSES or name in _LOSSES_BACK:
+        return _elementwise_loss(name, arguments, shapes, shape)
+    match name.removeprefix("aten."):
+        case "mm":
+            return Dims(((0, 2), (2, 1)), ((0, 1),), summed=frozenset((2,)))
+        case "mv":
+            return Dims(((0, 2), (2,)), ((0,),), summed=frozenset((2,)))
+        case "bmm":
+            return Dims(((0, 1, 3), (0, 3, 2)), ((0, 1, 2),), summed=frozenset((3,)))
+        case "addmm" | "baddbmm":
+            assert shape is not None
+            out, between = _all(shape), len(shape)
+            left, right = (*out[:-1], between), (*out[:-2], between, out[-1])
+            return Dims((_aligned(shapes[0], shape), left, right), (out,), summed=frozenset((between,)))
+        case "t":
+            return Dims((x,), (x[::-1],))
+        case "permute":
+            return Dims((x,), (tuple([x[dim] for dim in arguments[1]]),))
+        case "transpose":
+            out, one, two = list(x), arguments[1], arguments[2]
+            out[one], out[two] = out[two], out[one]
+            return Dims((x,), (tuple(out),))
+        case "unsqueeze":
+            at = arguments[1] % (len(x) + 1)
+            return Dims((x,), ((*x[:at], len(x), *x[at:]),))
+        case "squeeze":
+            given = range(len(x)) if len(arguments) < 2 else arguments[1]
+            dims = [dim % max(len(x), 1) for dim in ((given,) if isinstance(given, int) else given)]
+            return Dims((x,), (tuple([dim for dim in x if dim not in dims or shapes[0][dim] != 1]),))
+        case "expand":
+            assert shape is not None
+            return Dims((_aligned(shapes[0], shape),), (_all(shape),), sizes=1)
+        case "select":
+            at = arguments[1] % len(x)
+            return Dims((x,), ((*x[:at], *x[at + 1 :]),), mixed=frozenset((at,)))
+        case "slice":
+            return _other_length(x, arguments[1] % len(x))
+        case "slice_backward":
+            assert shape is not None
+            found = _other_length(x, arguments[2] % len(x))
+            return Dims(found.reads, found.makes, mixed=found.mixed, sizes=1)
+        case "select_backward":
+            assert shape is not None
+            out, at = _all(shape), arguments[2] % len(shape)
+            return Dims(((*out[:at], *out[at + 1 :]),), (out,), mixed=frozenset((at,)), sizes=1)
+        case "constant_pad_nd":
+            padded = {len(x) - 1 - at // 2 for at, pad in enumerate(arguments[1]) if pad}
+            return Dims((x,), (x,), mixed=frozenset(padded))
+        case "cat":
+            at = arguments[1] % len(x)
+            others = [(*x[:at], len(x) + 1 + each, *x[at + 1 :]) for each in range(len(shapes))]
+            whole = (*x[:at], at, *x[at + 1 :])
+            return Dims(tuple(others), (whole,), mixed=frozenset((at, *(each[at] for each in others))))
+        case "split" | "split_with_sizes":
+            at = arguments[2] % len(x)
+            sizes = arguments[1]
+            count = len(sizes) if isinstance(sizes, tuple) else -(-shapes[0][at] // sizes)
+            return Dims((x,), ((*x[:at], len(x), *x[at + 1 :]),) * count, mixed=frozenset((at, len(x))))
+        case "gather" | "index_select":
+            at = arguments[1] % len(x)
+            index = (*x[:at], len(x), *x[at + 1 :])
+            if name.endswith("index_select"):
+                return Dims((x, (len(x),)), (index,), mixed=frozenset((at,)))
+            return _same(shapes[0], shapes[1], at) and Dims((x, index), (index,), mixed=frozenset((at,)))
+        case "scatter" | "scatter_add":
+            at = arguments[1] % len(x)
+            index = (*x[:at], len(x), *x[at + 1 :])
+            fits = all(_same(shapes[0], each, at) for each in shapes[1:])
+            reads = (x, *(index for _ in shapes[1:]))
+            return Dims(reads, (x,), mixed=frozenset((at, len(x)))) if fits else None
+        case "embedding":
+            out = tuple(range(len(shapes[1])))
+            return Dims(((98, 99), out), ((*out, 99),), mixed=frozenset((98,)))
+        case "nll_loss_forward":
+            out = () if arguments[3] else (0,)
+            weight = ((1,),) if len(shapes) > 2 else ()
+            summed = frozenset((0,)) if arguments[3] else frozenset[int]()
+            return None if len(x) != 2 else Dims((x, (0,), *weight), (out, ()), summed, frozenset((1,)))
+        case "nll_loss_backward":
+            weight = ((1,),) if len(shapes) > 4 else ()
+            gradient = (0,) if shapes[0] else ()
+            if len(shapes[1]) != 2:
+                return None
+            return Dims((gradient, (0, 1), (0,), *weight, ()), ((0, 1),), mixed=frozenset((1,)))
+        case "topk" | "sort":
+            at = arguments[2 if name.endswith("topk") else 1] % len(x)
+            out = (*x[:at], len(x), *x[at + 1 :])
+            return Dims((x,), (out, out), mixed=frozenset((at, len(x))))
+        case "native_layer_norm":
+            lead = len(x) - len(arguments[1])
+            stats = (*x[:lead], *([NONE] * len(arguments[1])))
+            return Dims((x, *(x[lead:] for _ in shapes[1:])), (x, stats, stats), mixed=frozenset(x[lead:]))
+        case "native_layer_norm_backward":
+            lead = len(x) - len(arguments[2])
+            stats = (*x[:lead], *([NONE] * len(arguments[2])))
+            rest = tuple([x[lead:] for _ in shapes[4:]])
+            reads, mixed = (x, x, stats, stats, *rest), frozenset(x[lead:])
+            return Dims(reads, (x, x[lead:], x[lead:]), frozenset(x[:lead]), mixed)
+    return None
+
+
+def _all(shape: Shape) -> Labels:
+    return tuple(range(len(shape)))
+
+
+def _aligned(shape: Shape, result: Shape) -> Labels:
+    """The labels of an input that is repeated where it has a length of 1, or no such dimension."""
+    shift = len(result) - len(shape)
+    return tuple([dim + shift if length == result[dim + shift] else NONE for dim, length in enumerate(shape)])
+
+
+def _same(one: Shape, other: Shape, but: int) -> bool:
+    return len(one) == len(other) and all(a == b for at, (a, b) in enumerate(zip(one, other, strict=True)) if at != but)
+
+
+def _other_length(x: Labels, at: int) -> Dims:
+    return Dims((x,), ((*x[:at], len(x), *x[at + 1 :]),), mixed=frozenset((at, len(x))))
+
+
+def _reduction(target: str, arguments: tuple[Any, ...], x: Labels) -> Dims:
+    at, keep = _REDUCING[target]
+    given = arguments[at] if at >= 0 else None
+    dims = x if given is None or given == () else given if isinstance(given, tuple) else (given,)
+    gone = frozenset(x[dim] for dim in dims)
+    kept = bool(arguments[keep]) if keep >= 0 else False
+    out = tuple([NONE if dim in gone else dim for dim in x if kept or dim not in gone])
+    makes = (out, out) if target in _PAIRS else (out,)
+    if target.startswith(_ADDING):
+        return Dims((x,), makes, summed=gone, is_mean="mean" in target)
+    return Dims((x,), makes, mixed=gone)
+
+
+def _elementwise_loss(name: str, arguments: tuple[Any, ...], shapes: Sequence[Shape], shape: Shape | None) -> Dims | None:
+    """A loss of two tensors of one shape: element by element, or summed. A mean's backward divides by the number of
+    elements, which a slice has fewer of."""
+    backward = name in _LOSSES_BACK
+    how = next(each for each in arguments[2:] if type(each) is int)
+    whole = max(shapes, key=len)
+    out = _all(whole)
+    reads = tuple([_aligned(each, whole) if each else () for each in shapes])
+    if backward:
+        return Dims(reads, (out,)) if how != 1 else None
+    return Dims(reads, (out,)) if how == 0 else Dims(reads, ((),), frozenset(out), is_mean=how == 1)

@@ -1,0 +1,642 @@
+"""``chunk``: a part of a step runs slice by slice over its rows, so that what is wide is never whole.
+
+A region starts at a product: of a head, whose columns are the vocabulary, or of an MLP, whose columns are its
+intermediate features. All that reads a value with these columns belongs to it, forward and backward, and so does what
+lies between such values; where the columns are summed over it ends. Each operator has to treat rows apart
+(:mod:`policylang.operators.rows`): a call on a slice gives a slice of the result, or a part of a sum over rows, which
+is added up slice by slice and named. Whatever else reads rows is refused with its node.
+
+On a flat graph the forward and the backward of a slice of the loss run together. Elsewhere, and for a module, the
+slices of the forward run first, and those of the backward recompute what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+from attrs import define, evolve, field
+
+from policylang.graph.blocks import blocks_of
+from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref
+from policylang.language.globs import PathGlob
+from policylang.language.shown import counted
+from policylang.language.syntax import Chunk
+from policylang.operators import rows as of_rows
+from policylang.operators.layouts import contiguous
+from policylang.operators.names import CAT, CLONE, GETITEM, PRODUCTS, SLICE, VIEW
+from policylang.operators.rows import LIKE, NLL, Digit, Dims
+from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
+from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
+
+_CANNOT = {
+    Flag.RANDOM: "draws random numbers",
+    Flag.WRITES: "writes memory",
+    Flag.COLLECTIVE: "communicates",
+    Flag.EFFECTFUL: "has an effect",
+}
+_MM, _ADDMM, _ADD, _DIV, _FULL, _SCALE = (
+    *("aten.mm.default", "aten.addmm.default", "aten.add.Tensor", "aten.div.Tensor", "aten.full.default"),
+    "aten.mul.Scalar",
+)
+_MEAN, _SUM = 1, 2
+"""Reductions of a loss, as torch numbers them."""
+
+
+def split_sums(edits: Iterable[Edit]) -> tuple[str, ...]:
+    """The nodes of the traced graph whose sums some edits split, in the order of the edits."""
+    return tuple(name for edit in edits for name in edit.split_sums)
+
+
+class Chunks(EditPlanner[Chunk]):
+    """A ``chunk`` statement."""
+
+    kind = "chunk"
+    counted = ""
+
+    def __init__(self, statement: Chunk, setting: Setting) -> None:
+        super().__init__(statement, setting)
+        self.taken: set[int] = set()
+        """The nodes of regions that are cut."""
+
+    @classmethod
+    def nothing_in(cls, statement: Chunk) -> str:
+        if not statement.module:
+            return "a region starts at the last product before the loss, a number that the forward returns"
+        of_loss = " that a loss is made of" if statement.to_loss else ""
+        return f"no module `{statement.module}` of this graph has a product{of_loss}"
+
+    def outcomes(self) -> Iterator[Edit | Refusal]:
+        for head in self._heads():
+            if head not in self.taken:
+                try:
+                    yield from self._cut(head)
+                except RefusedError as why:
+                    yield self.refusal((head,), why)
+
+    # --- where regions start ---
+
+    def _heads(self) -> list[int]:
+        """The products at which regions start, in graph order."""
+        facts, asked = self.facts, self.statement
+        before = self._before_loss() if asked.to_loss else None
+        if not asked.module:
+            assert before is not None
+            widths = [(facts.shapes[row] or (0,))[-1] for row in before]
+            return [row for row, width in zip(before, widths, strict=True) if width == max(widths)]
+        glob, found = PathGlob(asked.module), dict[str, int]()
+        blocks: Sequence[int] = ()
+        if asked.in_block:
+            given = self.setting.blocks
+            blocks = blocks_of(facts, None if given is None else PathGlob(given)).block_of
+        for row in facts.forward:
+            module = glob.outermost(facts.modules[row])
+            within = before is None or row in before
+            if module is None or facts.targets[row] not in PRODUCTS or not within or (blocks and blocks[row] < 0):
+                continue
+            if before is not None:
+                found[module] = row  # the last one of it
+            else:
+                found.setdefault(module, row)
+        return sorted(found.values())
+
+    def _before_loss(self) -> list[int]:
+        """The forward products from which a loss is made with no other product between."""
+        facts = self.facts
+        seen, found = bytearray(len(facts)), list[int]()
+        for row in reversed(facts.forward):
+            is_loss = facts.flags[row] & Flag.FORWARD_OUTPUT and facts.numel[row] == 1
+            if is_loss and "float" in facts.dtypes[row]:
+                seen[row] = 1
+            if not seen[row]:
+                continue
+            if facts.targets[row] in PRODUCTS:
+                found.append(row)
+            elif not facts.flags[row] & Flag.COMPUTE:
+                for source in facts.inputs[row]:
+                    seen[source] = 1
+        return found[::-1]
+
+    # --- one region ---
+
+    def _cut(self, head: int) -> Iterator[Edit]:
+        found: list[tuple[int, RefusedError]] = []
+        for rows in self._axes(head):
+            try:
+                region = Region(self.facts, head, rows)
+                count = self.statement.slices or region.count(int(self.statement.size.value))  # type: ignore[union-attr]
+                if count > rows.size:
+                    raise RefusedError(f"{rows.size} rows cannot be cut into {count:,} slices")
+                edits = _Writer(self, region, count).edits()
+            except RefusedError as why:
+                found.append((rows.size, why))
+                continue
+            self.taken.update(region.members)
+            yield from edits
+            return
+        raise max(found, key=lambda each: each[0] * (each[1].detail == ""))[1]
+
+    def _axes(self, head: int) -> Iterator[Digit]:
+        """The rows of a product's result that a region may be cut along: a dimension, or a part of one that views
+        before or behind it show."""
+        facts = self.facts
+        shape = facts.shapes[head] or ()
+        if facts.strides[head] is None or len(shape) < 2:
+            raise RefusedError(f"sizes not fixed: {facts.names[head]}")
+        found = {Digit(dim, 1, length, 1): None for dim, length in enumerate(shape[:-1])}
+        source = next((row for row in facts.inputs[head] if row_digits(facts, row, shape)), -1)
+        views = [(source, row) for row in facts.inputs[source]] if source >= 0 else []
+        views += [(head, row) for row in facts.users[head]]
+        for near, other in views:
+            view = near if facts.targets[near] in of_rows.RESIZED and other in facts.inputs[near] else other
+            if of_rows.is_view(facts.targets[view]):
+                full, here = facts.shapes[other] or (), facts.shapes[near] or ()
+                for dim, length in enumerate(full[:-1]):
+                    digit = of_rows.viewed(Digit(dim, 1, length, 1), full, here)
+                    if digit is not None and digit.dim < len(shape) - 1:
+                        found.setdefault(digit)
+        return iter(sorted((each for each in found if each.size > 1), key=lambda each: -each.size))
+
+
+def row_digits(facts: Facts, row: int, shape: tuple[int, ...]) -> bool:
+    """The operand of a product that has the rows of its result."""
+    own = facts.shapes[row] or ()
+    return len(own) == len(shape) and own[:-1] == shape[:-1]
+
+
+Placed = tuple[int, Digit]
+"""A value that is cut, and along what."""
+
+
+class Region:
+    """What is cut along some rows of a product's result. Raises :class:`RefusedError` where it cannot be."""
+
+    def __init__(self, facts: Facts, head: int, rows: Digit) -> None:
+        self.facts, self.head, self.size = facts, head, rows.size
+        width = len(facts.shapes[head] or ()) - 1
+        self.rows: dict[int, tuple[Digit | None, ...]] = {head: (rows,)}
+        """By node that carries rows, where each tensor that it returns has them; None for a sum over them."""
+        self.wide: dict[int, tuple[Digit | None, ...]] = {head: (Digit(width, 1, (facts.shapes[head] or ())[-1], 1),)}
+        """The same for the columns."""
+        self.stuck: dict[int, str] = {}
+        """What needs all slices, or mixes rows, and why."""
+        self.hoisted: list[int] = []
+        """What reads no element of the region, though it reads the region."""
+        self.members: set[int] = {head}
+        self._follow()
+        self.reads: dict[int, list[Digit | None]] = {}
+        """By member, the rows of each tensor among its arguments; None for one that every slice reads whole."""
+        self.dims: dict[int, Dims | None] = {}
+        self.cut: dict[Placed, None] = {}
+        self._gather()
+        self.order = sorted(self.members)
+        self._check()
+
+    def _follow(self) -> None:
+        """Follow rows and columns through all that reads them."""
+        facts = self.facts
+        for row in range(self.head + 1, len(facts)):
+            read = facts.inputs[row]
+            live = [each for each in read if any(self.rows.get(each, ()))]
+            stuck = next((self.stuck[each] for each in read if each in self.stuck), "")
+            if facts.targets[row] == GETITEM and read[0] in self.rows:
+                self._pick(row, read[0])
+                continue
+            if not (live or stuck) or facts.ops[row] != "call_function":
+                continue
+            wide = any(any(self.wide[each]) for each in live if each in self.wide)
+            if facts.targets[row] in LIKE and not live:
+                self.hoisted.append(row)
+                continue
+            if stuck and wide:
+                raise RefusedError(f"{stuck}, and {facts.names[row]} reads it")
+            try:
+                if stuck:
+                    raise RefusedError(stuck)
+                _, made, dims = self.labelled(row, None)
+            except RefusedError as why:
+                if wide:
+                    raise
+                self.stuck[row] = why.reason
+                continue
+            self.rows[row] = tuple(made)
+            if wide:
+                self.members.add(row)
+                self.wide[row] = self._columns(row, dims) if any(made) else (None,)
+            if dims is not None and made == [None]:
+                self.stuck[row] = f"{facts.names[row]} is a sum over all rows"
+
+    def _pick(self, row: int, source: int) -> None:
+        index = self.facts.arguments[row][1]
+        if self.facts.targets[source] == NLL and index == 1:
+            self.hoisted.append(row)
+            return
+        self.rows[row] = (self.rows[source][index],)
+        if source in self.wide:
+            self.wide[row] = (self.wide[source][index],)
+            self.members.add(row)
+        if self.rows[row] == (None,):
+            self.stuck[row] = f"{self.facts.names[row]} is a sum over all rows"
+
+    def labelled(
+        self, row: int, result: Digit | None
+    ) -> tuple[list[Digit | None], list[Digit | None], Dims | None]:
+        """Where the tensors that a call reads, and those that it makes, have the rows: from those of them that are
+        known, or from what is wanted of its result."""
+        facts, name = self.facts, self.facts.names[row]
+        for flag, why in _CANNOT.items():
+            if facts.flags[row] & flag:
+                raise RefusedError(f"{why}: {name}")
+        target, arguments = facts.targets[row], facts.arguments[row]
+        refs = list(tensors(arguments))
+        known = [self.rows[each][0] if each in self.rows else None for each in refs]
+        if of_rows.is_view(target) and refs:
+            from_, to = facts.shapes[refs[0]] or (), facts.shapes[row] or ()
+            there = known[0] if result is None else of_rows.viewed(result, to, from_)
+            here = result if there is None else of_rows.viewed(there, from_, to)
+            if there is None or here is None:
+                raise RefusedError(f"cuts rows apart: {name}", "view")
+            return [there], [here], None
+        dims = of_rows.dims_of(target, arguments, facts.shapes[row], [facts.shapes[each] for each in refs])
+        if dims is None:
+            raise RefusedError(f"not known to treat rows apart: {name} ({target or facts.ops[row]})")
+        pairs = [(labels, digit) for labels, digit in zip(dims.reads, known, strict=True) if digit is not None]
+        pairs += [] if result is None else [(dims.makes[0], result)]
+        found = {(labels[digit.dim], digit.outer, digit.size, digit.inner) for labels, digit in pairs}
+        if len(found) != 1:
+            raise RefusedError(f"mixes rows: {name}")
+        ((label, outer, size, inner),) = found
+        if label in dims.mixed or label == of_rows.NONE:
+            raise RefusedError(f"mixes rows: {name}")
+
+        def place(labels: Sequence[int]) -> Digit | None:
+            return Digit(labels.index(label), outer, size, inner) if label in labels else None
+
+        made = [place(labels) for labels in dims.makes]
+        if label in dims.summed and len(dims.reads) > 2:
+            raise RefusedError(f"adds to a sum over all rows: {name}")
+        return [place(labels) for labels in dims.reads], made, dims
+
+    def _columns(self, row: int, dims: Dims | None) -> tuple[Digit | None, ...]:
+        """Where the columns are afterwards."""
+        facts = self.facts
+        refs = list(tensors(facts.arguments[row]))
+        known = [self.wide[each][0] if each in self.wide else None for each in refs]
+        if dims is None:
+            column = known[0]
+            after = column and of_rows.viewed(column, facts.shapes[refs[0]] or (), facts.shapes[row] or ())
+            if column is not None and after is None:
+                raise RefusedError(f"cuts columns apart: {facts.names[row]}", "view")
+            return (after,)
+        labels = [each[digit.dim] for each, digit in zip(dims.reads, known, strict=True) if digit is not None]
+        first = next(digit for digit in known if digit is not None)
+        return tuple(
+            next((Digit(made.index(each), 1, first.size, 1) for each in labels if each in made), None)
+            for made in dims.makes
+        )
+
+    def _gather(self) -> None:
+        """Take in what lies between members, and what is wide and only they read; what else they read along rows is
+        cut. Against the order of the graph: all readers of a node are known before it."""
+        facts, narrow = self.facts, set(self.rows).difference(self.members)
+        wanted: dict[int, dict[Digit, None]] = {self.head: {self._row(self.head): None}}
+        for row in range(max(self.members), -1, -1):
+            if row not in self.members and row in wanted:
+                if row not in narrow and not self._absorbed(row, list(wanted[row])):
+                    self.cut.update(dict.fromkeys((row, digit) for digit in wanted[row]))
+                    continue
+                self.members.add(row)
+            if row not in self.members:
+                continue
+            if facts.targets[row] == GETITEM:
+                self.reads[row] = [None]
+                wanted.setdefault(facts.inputs[row][0], {})
+                continue
+            is_given = row == self.head or not any(each in self.rows for each in facts.inputs[row])
+            self.reads[row], _, self.dims[row] = self.labelled(row, self._row(row) if is_given else None)
+            for each, digit in zip(tensors(facts.arguments[row]), self.reads[row], strict=True):
+                if digit is not None:
+                    wanted.setdefault(each, {})[digit] = None
+                elif each in self.rows:
+                    raise RefusedError(f"reads all rows of {facts.names[each]}: {facts.names[row]}")
+        needed = set(self.members)
+        for row in range(max(self.members), -1, -1):
+            if row in needed:
+                needed.update(facts.inputs[row])
+        self.hoisted = [row for row in self.hoisted if row in needed]
+
+    def _row(self, row: int) -> Digit:
+        digit = self.rows[row][0]
+        assert digit is not None
+        return digit
+
+    def _absorbed(self, row: int, digits: list[Digit]) -> bool:
+        """True for a wide value that only members read, and that can be made slice by slice."""
+        facts = self.facts
+        is_wide = facts.numel[row] >= facts.numel[self.head] and facts.ops[row] == "call_function"
+        if len(digits) != 1 or not is_wide or row in self.stuck or not self.members.issuperset(facts.users[row]):
+            return False
+        try:
+            self.labelled(row, digits[0])
+        except RefusedError:
+            return False
+        self.rows[row] = tuple(digits)
+        return True
+
+    def _check(self) -> None:
+        """Refuse a region of which a part waits for all slices, or that is whole anyway."""
+        facts, inner = self.facts, self.members | set(self.hoisted)
+        for row in self.order:
+            for each in facts.inputs[row]:
+                if each in self.stuck and each not in inner:
+                    raise RefusedError(f"{self.stuck[each]}, and {facts.names[row]} reads it")
+            if row in self.wide and any(self.wide[row]) and self.is_read_outside(row):
+                reader = next(each for each in facts.users[row] if each not in inner)
+                raise RefusedError(f"{facts.names[reader]} reads all of {facts.names[row]}")
+
+    def is_read_outside(self, row: int) -> bool:
+        inner = self.members
+        return any(each not in inner and each not in self.hoisted for each in self.facts.users[row])
+
+    def is_sum(self, row: int) -> bool:
+        """True for a sum over all rows."""
+        return self.rows[row] == (None,)
+
+    def count(self, most: int) -> int:
+        """The least number of slices whose values, alive at once, are no more bytes than ``most``."""
+        facts = self.facts
+        last = {row: max((each for each in facts.users[row] if each in self.members), default=row) for row in self.order}
+        ends: dict[int, int] = {}
+        alive = peak = 0
+        for row in self.order:
+            made = 0 if facts.flags[row] & Flag.VIEW or self.is_sum(row) else facts.bytes[row]
+            root = row
+            while facts.flags[root] & Flag.VIEW and facts.inputs[root] and facts.inputs[root][0] in self.members:
+                root = facts.inputs[root][0]
+            alive += made
+            peak = max(peak, alive)
+            ends[root] = max(ends.get(root, 0), last[row])
+            for each in [each for each, end in ends.items() if end <= row]:
+                del ends[each]
+                alive -= 0 if facts.flags[each] & Flag.VIEW or self.is_sum(each) else facts.bytes[each]
+        return max(2, -(-peak // most))
+
+
+@define
+class _Half:
+    """The members of a region that one edit writes anew."""
+
+    order: list[int]
+    is_forward: bool
+    cuts: dict[tuple[Placed, int], Node] = field(factory=dict)
+    instead: dict[int, str] = field(factory=dict)
+    first: int = 0
+    """The number of its first new node."""
+
+
+class _Writer:
+    """Writes a region as slices."""
+
+    def __init__(self, planner: Chunks, region: Region, count: int) -> None:
+        self.planner, self.region, self.facts = planner, region, planner.facts
+        self.new = NewNodes(planner.setting, "chunk")
+        least, more = divmod(region.size, count)
+        self.sizes = [least + (at < more) for at in range(count)]
+        self.made: dict[tuple[int, int], Node] = {}
+        self.sums: dict[int, Node] = {}
+        self.apart: dict[int, tuple[int, Node]] = {}
+        """By what does not depend on any slice, the number of its first new node, and the last."""
+        self.weights: dict[int, Node] = {}
+        """By loss, the sum of the weights of its targets."""
+        self.together = planner.statement.to_loss and self.facts.kind is GraphKind.FLAT
+
+    def edits(self) -> list[Edit]:
+        region, facts, planner = self.region, self.facts, self.planner
+        halves = [_Half(region.order, False)]
+        if not self.together:
+            sides = {True: list[int](), False: list[int]()}
+            for row in region.order:
+                sides[facts.phases[row] == Phase.FORWARD].append(row)
+            halves = [_Half(order, is_forward) for is_forward, order in sides.items() if order]
+        for row in region.hoisted:
+            self.apart[row] = (len(self.new.made), self._hoist(row))
+        for half in halves:
+            self._write(half)
+        starts = [first for first, _ in self.apart.values()] + [half.first for half in halves] + [len(self.new.made)]
+        parts = iter([self.new.made[first:last] for first, last in pairwise(starts)])
+        self.new.take_names()
+        proof = Proof(1, (), claim=self._claim(), exact=not self._split(region.order))
+        found = [
+            planner.edit((), (), row, next(parts), {row: node.name}, (row,), proof)
+            for row, (_, node) in self.apart.items()
+        ]
+        for half in halves:
+            nodes = [evolve(each, inside=half.is_forward and len(halves) > 1) for each in next(parts)]
+            sources = planner.names_of(sorted({row for (row, _), _ in half.cuts}))
+            found.append(
+                planner.edit(
+                    (region.head,) if half is halves[0] else (),
+                    sources,
+                    half.order[-1],
+                    nodes,
+                    half.instead,
+                    region.order if half is halves[-1] else (),
+                    proof,
+                    behind=planner.names_of(self._behind(half)),
+                    note=self._note() if half is halves[0] else "",
+                    split_sums=self._split(half.order),
+                )
+            )
+        return found
+
+    def _split(self, rows: Iterable[int]) -> tuple[str, ...]:
+        facts, found = self.facts, [row for row in rows if self.region.is_sum(row)]
+        return self.planner.names_of(facts.owners[row] for row in found)
+
+    def _note(self) -> str:
+        region, sizes = self.region, self.sizes
+        rows = f"{max(sizes):,}" if len(set(sizes)) == 1 else f"{max(sizes):,} or {min(sizes):,}"
+        names = self._split(region.order)
+        said = f"{len(sizes)} slices of {rows} of {region.size:,} rows from {self.facts.names[region.head]} on"
+        if not names:
+            return f"{said}; no sum is split, so no bit differs"
+        verb = "is" if len(names) == 1 else "are"
+        return f"{said}; {counted(len(names), 'sum')} {verb} split ({', '.join(names)}): bits differ there, nowhere else"
+
+    def _claim(self) -> str:
+        facts = self.facts
+        calls = [(facts.targets[row], facts.shapes[row]) for row in self.region.order]
+        return sha256(repr((calls, self.sizes)).encode()).hexdigest()[:32]
+
+    def _behind(self, half: _Half) -> list[int]:
+        """The nodes that read what the half makes, and come before its last node."""
+        facts, found = self.facts, set(half.instead)
+        inner = self.region.members | set(self.region.hoisted)
+        for row in range(half.order[0], half.order[-1]):
+            if row not in inner and not found.isdisjoint(facts.inputs[row]):
+                found.add(row)
+        behind = sorted(found.difference(inner))
+        for row in half.order:
+            if not found.isdisjoint(each for each in facts.inputs[row] if each not in inner):
+                raise RefusedError(f"{facts.names[row]} reads what all slices are needed for")
+        return behind
+
+    # --- new nodes ---
+
+    def _write(self, half: _Half) -> None:
+        region, facts = self.region, self.facts
+        half.first = len(self.new.made)
+        for at in range(len(self.sizes)):
+            for row in half.order:
+                self._call(half, row, at)
+        for row in half.order:
+            if region.is_read_outside(row) or (facts.targets[row] != GETITEM and not facts.users[row]):
+                if facts.shapes[row] is not None:
+                    half.instead[row] = self._joined(row).name
+
+    def _add(self, target: str, arguments: tuple[Any, ...], shape: Sequence[int], like: int, of: int, **more: Any) -> Node:
+        """``of``: the node that has its dtype."""
+        stride = more.pop("stride", None) or contiguous(shape)
+        dtype, device = self.facts.dtypes[of], self.facts.devices[of]
+        node = self.new.add(target, arguments, shape, stride, like)
+        self.new.made[-1] = evolve(self.new.made[-1], **{"dtype": dtype, "device": device, **more})
+        return node
+
+    def _call(self, half: _Half, row: int, at: int) -> None:
+        """One member on one slice."""
+        facts, region, rows = self.facts, self.region, self.sizes[at]
+        target, arguments, name = facts.targets[row], facts.arguments[row], facts.names[row]
+        places = iter(region.reads[row])
+
+        def placed(value: Any) -> Any:
+            if isinstance(value, Ref):
+                return self._read(half, value.row, next(places), at, row)
+            return tuple([placed(part) for part in value]) if isinstance(value, tuple) else value
+
+        given = placed(arguments)
+        digit, dims, shape = region.rows[row][0], region.dims.get(row), facts.shapes[row]
+        short = shape
+        if shape is not None and digit is not None:
+            short = (*shape[: digit.dim], digit.length(rows), *shape[digit.dim + 1 :])
+        if of_rows.is_view(target):
+            target, given = target if target in of_rows.RESIZED else "aten.reshape.default", (given[0], short)
+        elif dims is not None and dims.sizes >= 0:
+            given = (*given[: dims.sizes], short, *given[dims.sizes + 1 :])
+        if target == NLL and given[3]:
+            given = (*given[:3], _SUM, *given[4:])
+        more = {"call": name, "share": (rows, region.size), "stride": _stride(facts, row, short)}
+        before = self.sums.get(row)
+        is_sum = region.is_sum(row)
+        if is_sum and before is not None and target == _MM:
+            target, given = _ADDMM, (before, *given, 1, 1)
+            before = None
+        node = self._add(target, given, short or (), row, row, **more)
+        if is_sum:
+            if dims is not None and dims.is_mean:
+                node = self._add(_SCALE, (node, rows / region.size), short or (), row, row)
+            if before is not None:
+                node = self._add(_ADD, (before, node, 1), short or (), row, row)
+            self.sums[row] = node
+        self.made[row, at] = node
+
+    def _read(self, half: _Half, source: int, digit: Digit | None, at: int, reader: int) -> Node:
+        facts, region = self.facts, self.region
+        if source in region.members:
+            return self.made[source, at]
+        if digit is None:
+            return self.apart[source][1] if source in self.apart else Node(facts.names[source])
+        key = (source, digit), at
+        if key not in half.cuts:
+            half.cuts[key] = self._slice(source, digit, at, reader)
+        return half.cuts[key]
+
+    def _slice(self, source: int, digit: Digit, at: int, like: int) -> Node:
+        facts, name = self.facts, self.facts.names[source]
+        shape, stride = facts.shapes[source] or (), facts.strides[source]
+        if stride is None:
+            raise RefusedError(f"sizes not fixed: {name}")
+        start, rows, dim, value = sum(self.sizes[:at]), self.sizes[at], digit.dim, Node(name)
+        short, inner = (*shape[:dim], digit.length(rows), *shape[dim + 1 :]), digit.inner
+        cut = short
+        if digit.outer > 1:
+            step = digit.size * digit.inner
+            stride = (*stride[:dim], stride[dim] * step, *stride[dim:])
+            parted, cut = _parted(shape, digit, digit.size), _parted(shape, digit, rows)
+            value, dim = self._add(VIEW, (value, parted), parted, like, source, stride=stride), dim + 1
+        bounds = (dim, start * inner, (start + rows) * inner, 1)
+        value = self._add(SLICE, (value, *bounds), cut, like, source, stride=stride)
+        if prod(cut[:dim]) > 1:
+            value = self._add(CLONE, (value, "contiguous_format"), cut, like, source)
+        return self._add(VIEW, (value, short), short, like, source) if digit.outer > 1 else value
+
+    def _joined(self, row: int) -> Node:
+        """What everyone else reads: the slices one behind the other, or their sum."""
+        facts, region = self.facts, self.region
+        shape, digit = facts.shapes[row] or (), region.rows[row][0]
+        if digit is None:
+            node, source = self.sums[row], facts.inputs[row][0]
+            if facts.targets[source] == NLL and facts.arguments[source][3] == _MEAN:
+                node = self._add(_DIV, (node, self._weight(source, row)), shape, row, row)
+            return node
+        slices = [self.made[row, at] for at in range(len(self.sizes))]
+        if digit.outer == 1:
+            return self._add(CAT, (tuple(slices), digit.dim), shape, row, row)
+        parts = [_parted(shape, digit, rows) for rows in self.sizes]
+        slices = [self._add(VIEW, (each, part), part, row, row) for each, part in zip(slices, parts, strict=True)]
+        whole = _parted(shape, digit, digit.size)
+        return self._add(VIEW, (self._add(CAT, (tuple(slices), digit.dim + 1), whole, row, row), shape), shape, row, row)
+
+    def _hoist(self, row: int) -> Node:
+        """What does not depend on any slice: a value of which only the shape is read, and the weights of targets."""
+        facts, source = self.facts, self.facts.inputs[row][0]
+        if facts.targets[row] not in LIKE:
+            return self._weight(source, row)
+        target, shape = facts.targets[row], facts.shapes[row] or ()
+        value = facts.arguments[row][1] if "full" in target else int("ones" in target)
+        return self._add(_FULL, (shape, value, facts.dtypes[row], None, facts.devices[row], None), shape, row, row)
+
+    def _weight(self, loss: int, row: int) -> Node:
+        """The weights of the targets that a loss counts, added up as the whole loss does."""
+        facts = self.facts
+        if loss in self.weights:
+            return self.weights[loss]
+        _, target, weight, _, ignored = facts.arguments[loss]
+        if weight is not None:
+            raise RefusedError(f"weighs classes: {facts.names[loss]}")
+        if target.row in self.region.members or target.row in self.region.stuck:
+            raise RefusedError(f"its targets depend on it: {facts.names[loss]}")
+        shape, labels = facts.shapes[target.row] or (), Node(facts.names[target.row])
+        kept = self._add("aten.ne.Scalar", (labels, ignored), shape, row, row, dtype="bool")
+        found = self._add("aten.sum.default", (kept, facts.dtypes[row]), (), row, row)
+        self.weights[loss] = found
+        return found
+
+
+def tensors(value: Any) -> Iterator[int]:
+    """The nodes among the arguments of a call, as often as they are there."""
+    if isinstance(value, Ref):
+        yield value.row
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from tensors(part)
+
+
+def _parted(shape: tuple[int, ...], digit: Digit, rows: int) -> tuple[int, ...]:
+    """A shape with the dimension of the rows as two."""
+    return (*shape[: digit.dim], digit.outer, rows * digit.inner, *shape[digit.dim + 1 :])
+
+
+def _stride(facts: Facts, row: int, short: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The strides of a dense slice whose dimensions are in the order of the whole."""
+    stride = facts.strides[row]
+    if short is None or stride is None:
+        return contiguous(short or ())
+    found, step = [0] * len(short), 1
+    for dim in sorted(range(len(short)), key=lambda dim: (stride[dim], -dim)):
+        if stride[dim] or short[dim] == 1:
+            found[dim] = step
+            step *= short[dim]
+    return tuple(found)
