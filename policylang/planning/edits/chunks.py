@@ -61,6 +61,8 @@ class Chunks(EditPlanner[Chunk]):
         super().__init__(statement, setting)
         self.taken: set[int] = set()
         """The nodes of regions that are cut."""
+        self.apart: dict[int, Node] = {}
+        """What takes the place of nodes that do not depend on any slice."""
 
     @classmethod
     def nothing_in(cls, statement: Chunk) -> str:
@@ -69,13 +71,26 @@ class Chunks(EditPlanner[Chunk]):
         of_loss = " that a loss is made of" if statement.to_loss else ""
         return f"no module `{statement.module}` of this graph has a product{of_loss}"
 
-    def outcomes(self) -> Iterator[Edit | Refusal]:
+    def outcomes(self) -> list[Edit | Refusal]:
+        found: list[Edit | Refusal] = []
         for head in self._heads():
             if head not in self.taken:
                 try:
-                    yield from self._cut(head)
+                    found += self._cut(head)
                 except RefusedError as why:
-                    yield self.refusal((head,), why)
+                    found.append(self.refusal((head,), why))
+        # Nodes that several edits move go behind the last of them.
+        index, behind = self.facts.index, dict[str, int]()
+        for each in found:
+            if isinstance(each, Edit):
+                for name in each.behind:
+                    behind[name] = max(behind.get(name, 0), index[each.before])
+        return [
+            evolve(each, behind=tuple(name for name in each.behind if behind[name] == index[each.before]))
+            if isinstance(each, Edit)
+            else each
+            for each in found
+        ]
 
     # --- where regions start ---
 
@@ -122,22 +137,26 @@ class Chunks(EditPlanner[Chunk]):
 
     # --- one region ---
 
-    def _cut(self, head: int) -> Iterator[Edit]:
-        found: list[tuple[int, RefusedError]] = []
-        for rows in self._axes(head):
-            try:
-                region = Region(self.facts, head, rows)
-                count = self.statement.slices or region.count(int(self.statement.size.value))  # type: ignore[union-attr]
-                if count > rows.size:
-                    raise RefusedError(f"{rows.size} rows cannot be cut into {count:,} slices")
-                edits = _Writer(self, region, count).edits()
-            except RefusedError as why:
-                found.append((rows.size, why))
-                continue
-            self.taken.update(region.members)
-            yield from edits
-            return
-        raise max(found, key=lambda each: each[0] * (each[1].detail == ""))[1]
+    def _cut(self, head: int) -> list[Edit]:
+        """The edits of a region. On a flat graph the forward and the backward of a slice of the loss run together,
+        unless the backward of each needs the forward of all."""
+        asked, found = self.statement, list[tuple[int, RefusedError]]()
+        module = "" if asked.to_loss else PathGlob(asked.module).outermost(self.facts.modules[head]) or ""
+        for together in (True, False) if asked.to_loss and self.facts.kind is GraphKind.FLAT else (False,):
+            for rows in self._axes(head):
+                try:
+                    region = Region(self.facts, head, rows, module, together=together)
+                    count = asked.slices or region.count(int(asked.size.value))  # type: ignore[union-attr]
+                    if count > rows.size:
+                        raise RefusedError(f"{rows.size:,} rows cannot be cut into {count:,} slices")
+                    edits = _Writer(self, region, count).edits()
+                except RefusedError as why:
+                    found.append((rows.size, why))
+                    continue
+                self.taken.update(region.members)
+                return edits
+        # The longest rows that views do not cut say most.
+        raise max(found, key=lambda each: (each[1].detail != "view", each[0]))[1]
 
     def _axes(self, head: int) -> Iterator[Digit]:
         """The rows of a product's result that a region may be cut along: a dimension, or a part of one that views
@@ -174,8 +193,10 @@ Placed = tuple[int, Digit]
 class Region:
     """What is cut along some rows of a product's result. Raises :class:`RefusedError` where it cannot be."""
 
-    def __init__(self, facts: Facts, head: int, rows: Digit) -> None:
-        self.facts, self.head, self.size = facts, head, rows.size
+    def __init__(self, facts: Facts, head: int, rows: Digit, module: str, *, together: bool) -> None:
+        self.facts, self.head, self.size, self.together = facts, head, rows.size, together
+        self.module = module
+        """Forward values are followed within it, unless they have the columns; empty: everywhere."""
         width = len(facts.shapes[head] or ()) - 1
         self.rows: dict[int, tuple[Digit | None, ...]] = {head: (rows,)}
         """By node that carries rows, where each tensor that it returns has them; None for a sum over them."""
@@ -183,6 +204,8 @@ class Region:
         """The same for the columns."""
         self.stuck: dict[int, str] = {}
         """What needs all slices, or mixes rows, and why."""
+        self.waits: set[int] = set()
+        """Those that need slices of the backward: where these run later, it may read what needs the forward's."""
         self.hoisted: list[int] = []
         """What reads no element of the region, though it reads the region."""
         self.members: set[int] = {head}
@@ -200,34 +223,52 @@ class Region:
         facts = self.facts
         for row in range(self.head + 1, len(facts)):
             read = facts.inputs[row]
-            live = [each for each in read if any(self.rows.get(each, ()))]
-            stuck = next((self.stuck[each] for each in read if each in self.stuck), "")
             if facts.targets[row] == GETITEM and read[0] in self.rows:
                 self._pick(row, read[0])
                 continue
-            if not (live or stuck) or facts.ops[row] != "call_function":
+            live = [each for each in read if any(self.rows.get(each, ()))]
+            stuck = next((each for each in read if each in self.stuck), None)
+            if (not live and stuck is None) or facts.ops[row] != "call_function":
+                continue
+            awaited = next((each for each in read if self._is_awaited(each, row)), None)
+            if facts.targets[row] in LIKE and not live:
+                if awaited is not None:
+                    self.hoisted.append(row)
                 continue
             wide = any(any(self.wide[each]) for each in live if each in self.wide)
-            if facts.targets[row] in LIKE and not live:
-                self.hoisted.append(row)
-                continue
-            if stuck and wide:
-                raise RefusedError(f"{stuck}, and {facts.names[row]} reads it")
             try:
-                if stuck:
-                    raise RefusedError(stuck)
+                if awaited is not None:
+                    raise RefusedError(f"{self.stuck[awaited]}, and {facts.names[row]} reads it")
+                if not live:
+                    raise RefusedError(self.stuck[stuck or 0])
+                if self.module and not wide and facts.phases[row] == Phase.FORWARD:
+                    if not f"{facts.modules[row]}.".startswith(f"{self.module}."):
+                        raise RefusedError(f"{facts.names[row]} is outside of `{self.module}`")
                 _, made, dims = self.labelled(row, None)
             except RefusedError as why:
                 if wide:
                     raise
-                self.stuck[row] = why.reason
+                self._stop(row, self.stuck[awaited] if awaited is not None else why.reason)
                 continue
             self.rows[row] = tuple(made)
             if wide:
                 self.members.add(row)
                 self.wide[row] = self._columns(row, dims) if any(made) else (None,)
             if dims is not None and made == [None]:
-                self.stuck[row] = f"{facts.names[row]} is a sum over all rows"
+                self._stop(row, f"{facts.names[row]} is a sum over all rows")
+
+    def _stop(self, row: int, reason: str) -> None:
+        """Follow a value no further: it needs all slices."""
+        facts, read = self.facts, self.facts.inputs[row]
+        self.stuck[row] = reason
+        live = any(each in self.rows for each in read)
+        if self.together or not self.waits.isdisjoint(read) or (live and facts.phases[row] != Phase.FORWARD):
+            self.waits.add(row)
+
+    def _is_awaited(self, row: int, reader: int) -> bool:
+        """True if a slice of a reader cannot run before all slices, by which a value is made. Where the slices of the
+        backward run later, they may read what needs those of the forward alone."""
+        return row in self.stuck and (self.facts.phases[reader] == Phase.FORWARD or row in self.waits)
 
     def _pick(self, row: int, source: int) -> None:
         index = self.facts.arguments[row][1]
@@ -239,7 +280,7 @@ class Region:
             self.wide[row] = (self.wide[source][index],)
             self.members.add(row)
         if self.rows[row] == (None,):
-            self.stuck[row] = f"{self.facts.names[row]} is a sum over all rows"
+            self._stop(row, f"{self.facts.names[row]} is a sum over all rows")
 
     def labelled(
         self, row: int, result: Digit | None
@@ -351,7 +392,7 @@ class Region:
         facts, inner = self.facts, self.members | set(self.hoisted)
         for row in self.order:
             for each in facts.inputs[row]:
-                if each in self.stuck and each not in inner:
+                if self._is_awaited(each, row) and each not in inner:
                     raise RefusedError(f"{self.stuck[each]}, and {facts.names[row]} reads it")
             if row in self.wide and any(self.wide[row]) and self.is_read_outside(row):
                 reader = next(each for each in facts.users[row] if each not in inner)
@@ -393,8 +434,6 @@ class _Half:
     is_forward: bool
     cuts: dict[tuple[Placed, int], Node] = field(factory=dict)
     instead: dict[int, str] = field(factory=dict)
-    first: int = 0
-    """The number of its first new node."""
 
 
 class _Writer:
@@ -407,32 +446,31 @@ class _Writer:
         self.sizes = [least + (at < more) for at in range(count)]
         self.made: dict[tuple[int, int], Node] = {}
         self.sums: dict[int, Node] = {}
-        self.apart: dict[int, tuple[int, Node]] = {}
-        """By what does not depend on any slice, the number of its first new node, and the last."""
         self.weights: dict[int, Node] = {}
         """By loss, the sum of the weights of its targets."""
-        self.together = planner.statement.to_loss and self.facts.kind is GraphKind.FLAT
 
     def edits(self) -> list[Edit]:
         region, facts, planner = self.region, self.facts, self.planner
         halves = [_Half(region.order, False)]
-        if not self.together:
+        if not region.together:
             sides = {True: list[int](), False: list[int]()}
             for row in region.order:
                 sides[facts.phases[row] == Phase.FORWARD].append(row)
             halves = [_Half(order, is_forward) for is_forward, order in sides.items() if order]
-        for row in region.hoisted:
-            self.apart[row] = (len(self.new.made), self._hoist(row))
+        apart, starts = [row for row in region.hoisted if row not in planner.apart], list[int]()
+        for row in apart:
+            starts.append(len(self.new.made))
+            planner.apart[row] = self._hoist(row)
         for half in halves:
+            starts.append(len(self.new.made))
             self._write(half)
-        starts = [first for first, _ in self.apart.values()] + [half.first for half in halves] + [len(self.new.made)]
-        parts = iter([self.new.made[first:last] for first, last in pairwise(starts)])
+        parts = iter([self.new.made[first:last] for first, last in pairwise([*starts, len(self.new.made)])])
         self.new.take_names()
         proof = Proof(1, (), claim=self._claim(), exact=not self._split(region.order))
-        found = [
-            planner.edit((), (), row, next(parts), {row: node.name}, (row,), proof)
-            for row, (_, node) in self.apart.items()
-        ]
+        found = []
+        for row in apart:  # the weights of targets before the loss, whose result they divide
+            place = facts.inputs[row][0] if facts.targets[row] == GETITEM else row
+            found.append(planner.edit((), (), place, next(parts), {row: planner.apart[row].name}, (row,), proof))
         for half in halves:
             nodes = [evolve(each, inside=half.is_forward and len(halves) > 1) for each in next(parts)]
             sources = planner.names_of(sorted({row for (row, _), _ in half.cuts}))
@@ -479,16 +517,12 @@ class _Writer:
             if row not in inner and not found.isdisjoint(facts.inputs[row]):
                 found.add(row)
         behind = sorted(found.difference(inner))
-        for row in half.order:
-            if not found.isdisjoint(each for each in facts.inputs[row] if each not in inner):
-                raise RefusedError(f"{facts.names[row]} reads what all slices are needed for")
         return behind
 
     # --- new nodes ---
 
     def _write(self, half: _Half) -> None:
         region, facts = self.region, self.facts
-        half.first = len(self.new.made)
         for at in range(len(self.sizes)):
             for row in half.order:
                 self._call(half, row, at)
@@ -547,7 +581,7 @@ class _Writer:
         if source in region.members:
             return self.made[source, at]
         if digit is None:
-            return self.apart[source][1] if source in self.apart else Node(facts.names[source])
+            return self.planner.apart.get(source, Node(facts.names[source]))
         key = (source, digit), at
         if key not in half.cuts:
             half.cuts[key] = self._slice(source, digit, at, reader)
