@@ -193,6 +193,8 @@ class Why(Enum):
     """An ``optional`` rule asked for a recomputation that would be wrong: saved."""
     ROUTING = "routing"
     """A discrete choice that steers what follows, which would have been recomputed, and no rule named it: saved."""
+    CHUNKED = "chunked"
+    """A value of a slice that the backward computes again, slice by slice."""
     REBUILT = "rebuilt"
     """A view of an offloaded value, taken again at no cost from the copy that came back."""
     STAYS = "stays"

@@ -125,8 +125,10 @@ def first_decisions(
     undecided: Default,
     capabilities: Capabilities,
     around: AroundBlocks = NOTHING_AROUND,
+    slices: Collection[int] = (),
 ) -> list[Decision | None]:
-    """The decision on every forward node if all is safe; None for the nodes no rule ranges over."""
+    """The decision on every forward node if all is safe; None for the nodes no rule ranges over. ``slices``: the values
+    of slices that the backward reads slice by slice."""
     left = _LEFT[capabilities.undecided]
     actions = [(*left, None) if rule.action.leaves else (rule.action, "", rule.form) for rule in policy.rules]
     by_rule = [Decision(action, index, Why.RULE, reason, form) for index, (action, reason, form) in enumerate(actions)]
@@ -136,6 +138,7 @@ def first_decisions(
     block_output = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
     action, reason = UNDECIDED[undecided]
     rest = Decision(action, None, Why.UNDECIDED, f"no rule matches it{reason}")
+    chunked = Decision(Action.RECOMPUTE, None, Why.CHUNKED, "a slice: the backward computes it again, slice by slice")
     decisions: list[Decision | None] = [None] * len(facts)
     owners, flags, winner = facts.owners, facts.flags, verdict.winner
     is_symbolic, is_seed = Flag.SYMBOLIC, Flag.SEED
@@ -156,7 +159,7 @@ def first_decisions(
         elif winner[owner] != NO_RULE:
             decisions[row] = by_rule[winner[owner]]
         else:
-            decisions[row] = user_decisions.get(owner, rest)
+            decisions[row] = user_decisions.get(owner, chunked if owner in slices else rest)
     return decisions
 
 

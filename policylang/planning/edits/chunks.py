@@ -472,7 +472,8 @@ class _Writer:
             place = facts.inputs[row][0] if facts.targets[row] == GETITEM else row
             found.append(planner.edit((), (), place, next(parts), {row: planner.apart[row].name}, (row,), proof))
         for half in halves:
-            nodes = [evolve(each, inside=half.is_forward and len(halves) > 1) for each in next(parts)]
+            exits, is_first = set(half.instead.values()), half.is_forward and len(halves) > 1
+            nodes = [evolve(each, inside=is_first and each.name not in exits) for each in next(parts)]
             sources = planner.names_of(sorted({row for (row, _), _ in half.cuts}))
             found.append(
                 planner.edit(
