@@ -576,7 +576,7 @@ def rewrite_reports(policy: Policy, edits: Edits, half: str = "") -> tuple[Rewri
                 source=statement.span.location,
                 text=" ".join(statement.span.text.split()),
                 half=half,
-                done=len(mine.done),
+                done=mine.count,
                 gone=sum(edit.fewer_collectives for edit in mine.done),
                 ranks=max((edit.proof.ranks for edit in mine.done), default=0),
                 proven=not any(edit.proof.assumed for edit in mine.done),

@@ -17,7 +17,7 @@ from policylang.graph.chains import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, InputKind
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.language.syntax import Expectation, ExpectTotal, Policy, Statement
+from policylang.language.syntax import Chunk, Expectation, ExpectTotal, Policy, Statement
 from policylang.planning.capabilities import HALF
 from policylang.planning.graph_edit import Edits
 from policylang.planning.plan import Plan
@@ -93,7 +93,7 @@ def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str
     # these graphs follow from the joint graph: there the ranks have agreed, and the lines were checked
     lenient = evolve(
         policy,
-        rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites),
+        rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites if not isinstance(each, Chunk)),
         scheduling=tuple(evolve(each, optional=True) for each in policy.scheduling),
         expectations=(),
     )

@@ -445,9 +445,11 @@ def rewrite_hint(graph: GraphState, statement: syntax.Restructuring) -> str:
     at = graph.index.number(statement)
     if at is None:
         return ""
-    done = graph.plan.edits.of(at).done
-    fewer = sum(edit.fewer_collectives for edit in done)
-    return in_short((f"{len(done):,} rewritten", counted(fewer, "collective") + " fewer"))
+    mine = graph.plan.edits.of(at)
+    if isinstance(statement, syntax.Chunk):
+        return in_short((f"{mine.count:,} cut", counted(len(mine.split_sums), "sum") + " split"))
+    fewer = sum(edit.fewer_collectives for edit in mine.done)
+    return in_short((f"{mine.count:,} rewritten", counted(fewer, "collective") + " fewer"))
 
 
 def _ordered(graph: GraphState) -> Communication | None:

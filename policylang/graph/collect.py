@@ -42,8 +42,8 @@ from policylang.graph.phases import (
 )
 from policylang.operators import calls
 from policylang.operators.moves import MOVERS
-from policylang.operators.rows import is_known
 from policylang.operators.names import GETITEM, WAITS
+from policylang.operators.rows import is_known
 from policylang.operators.work import WorkCounter
 from policylang.torch_compat import distributed, graphs
 

@@ -299,7 +299,7 @@ class ChunkKind(StatementKind):
 
     def build(self, span: Span, word: Lexeme, first: Any, *rest: Any) -> syntax.Chunk:
         if is_module := first.type == "MODULE":
-            first, *rest = rest
+            first, rest = rest[0], rest[1:]
         elif first != "loss":
             message = f"`chunk` cuts the `loss` or a `module`, not `{first}`"
             module = f"module {first}"

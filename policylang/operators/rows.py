@@ -106,7 +106,9 @@ _VIEWS = frozenset(
 )
 RESIZED = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
 """Views that are given the shape of their result."""
-_LOSSES = frozenset(("aten.mse_loss", "aten.binary_cross_entropy_with_logits", "aten.smooth_l1_loss", "aten.huber_loss"))
+_LOSSES = frozenset(
+    ("aten.mse_loss", "aten.binary_cross_entropy_with_logits", "aten.smooth_l1_loss", "aten.huber_loss")
+)
 _LOSSES_BACK = frozenset(f"{name}_backward" for name in _LOSSES)
 NLL, NLL_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
 _OTHERS = frozenset(
@@ -181,16 +183,16 @@ def _dims(
         case "permute":
             return Dims((x,), (tuple([x[dim] for dim in arguments[1]]),))
         case "transpose":
-            out, one, two = list(x), arguments[1], arguments[2]
-            out[one], out[two] = out[two], out[one]
-            return Dims((x,), (tuple(out),))
+            order, one, two = list(x), arguments[1], arguments[2]
+            order[one], order[two] = order[two], order[one]
+            return Dims((x,), (tuple(order),))
         case "unsqueeze":
             at = arguments[1] % (len(x) + 1)
             return Dims((x,), ((*x[:at], len(x), *x[at:]),))
         case "squeeze":
-            given = range(len(x)) if len(arguments) < 2 else arguments[1]
-            dims = [dim % max(len(x), 1) for dim in ((given,) if isinstance(given, int) else given)]
-            return Dims((x,), (tuple([dim for dim in x if dim not in dims or shapes[0][dim] != 1]),))
+            asked = x if len(arguments) < 2 else arguments[1]
+            gone = [dim % max(len(x), 1) for dim in ((asked,) if isinstance(asked, int) else asked)]
+            return Dims((x,), (tuple([dim for dim in x if dim not in gone or shapes[0][dim] != 1]),))
         case "expand":
             assert shape is not None
             return Dims((_aligned(shapes[0], shape),), (_all(shape),), sizes=1)
@@ -225,7 +227,8 @@ def _dims(
             index = (*x[:at], len(x), *x[at + 1 :])
             if name.endswith("index_select"):
                 return Dims((x, (len(x),)), (index,), mixed=frozenset((at,)))
-            return _same(shapes[0], shapes[1], at) and Dims((x, index), (index,), mixed=frozenset((at,)))
+            fits = _same(shapes[0], shapes[1], at)
+            return Dims((x, index), (index,), mixed=frozenset((at,))) if fits else None
         case "scatter" | "scatter_add":
             at = arguments[1] % len(x)
             index = (*x[:at], len(x), *x[at + 1 :])
@@ -294,7 +297,9 @@ def _reduction(target: str, arguments: tuple[Any, ...], x: Labels) -> Dims:
     return Dims((x,), makes, mixed=gone)
 
 
-def _elementwise_loss(name: str, arguments: tuple[Any, ...], shapes: Sequence[Shape], shape: Shape | None) -> Dims | None:
+def _elementwise_loss(
+    name: str, arguments: tuple[Any, ...], shapes: Sequence[Shape], shape: Shape | None
+) -> Dims | None:
     """A loss of two tensors of one shape: element by element, or summed. A mean's backward divides by the number of
     elements, which a slice has fewer of."""
     backward = name in _LOSSES_BACK

@@ -121,6 +121,8 @@ class Edit:
     """A remark for the report, as a phrase."""
     split_sums: tuple[str, ...] = ()
     """The old nodes whose sums are now sums of slices: bits differ there, and nowhere else."""
+    goes_on: bool = False
+    """True for a part of a change that another edit begins."""
     per_rank: bool = False
     """True if the old nodes are other ones on every rank, so that ranks that agree do not compare them."""
 
@@ -171,6 +173,16 @@ class Edits:
     def __bool__(self) -> bool:
         """True if the graph is to be changed."""
         return bool(self.done)
+
+    @property
+    def count(self) -> int:
+        """The number of changes."""
+        return sum(not edit.goes_on for edit in self.done)
+
+    @property
+    def split_sums(self) -> tuple[str, ...]:
+        """The nodes of the traced graph whose sums are now sums of slices."""
+        return tuple(name for edit in self.done for name in edit.split_sums)
 
     def of(self, statement: int) -> Edits:
         return Edits(

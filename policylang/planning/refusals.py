@@ -209,6 +209,10 @@ def _other_action(rule: Rule) -> Iterator[Fix]:
 
 
 def cannot_edit(statement: syntax.Rewriting, capabilities: Capabilities) -> Diagnostic:
+    if isinstance(statement, syntax.Chunk):
+        message = f"`{statement.span.one_line}` cuts a graph, which {capabilities.name} cannot do"
+        help = "compile the model with `policylang.backend`, or trace the step with `policylang.trace_step`"
+        return diagnose(PATH_CANNOT, message, statement.span, help=f"{help}; in eager, compute the loss slice by slice")
     asks = f"asks for a rewrite of collectives, which {capabilities.name} cannot do"
     return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span)
 

@@ -171,7 +171,7 @@ def _rewrite(plan: Plan, worth: EditWorth) -> dict[str, Any]:
     return {
         "source": span.location,
         "text": span.one_line,
-        "rewritten": len(plan.edits.of(worth.statement).done),
+        "rewritten": plan.edits.of(worth.statement).count,
         "fewer_collectives": worth.fewer_collectives,
         "worth": {name: getattr(worth, name) for name in names},
     }

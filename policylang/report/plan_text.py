@@ -412,7 +412,7 @@ def _rewrites(found: breakdown.Breakdown, edits: Sequence[EditWorth]) -> str:
             (
                 file_name(span.location),
                 shortened(span.one_line, _LONGEST_RULE),
-                f"{len(found.plan.edits.of(each.statement).done):,}",
+                f"{found.plan.edits.of(each.statement).count:,}",
                 f"{-each.fewer_collectives:+,}",
                 _signed(each.saved_bytes, "bytes"),
                 _signed(each.peak_bytes, "bytes"),

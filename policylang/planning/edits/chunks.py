@@ -46,11 +46,6 @@ _MEAN, _SUM = 1, 2
 """Reductions of a loss, as torch numbers them."""
 
 
-def split_sums(edits: Iterable[Edit]) -> tuple[str, ...]:
-    """The nodes of the traced graph whose sums some edits split, in the order of the edits."""
-    return tuple(name for edit in edits for name in edit.split_sums)
-
-
 class Chunks(EditPlanner[Chunk]):
     """A ``chunk`` statement."""
 
@@ -241,9 +236,9 @@ class Region:
                     raise RefusedError(f"{self.stuck[awaited]}, and {facts.names[row]} reads it")
                 if not live:
                     raise RefusedError(self.stuck[stuck or 0])
-                if self.module and not wide and facts.phases[row] == Phase.FORWARD:
-                    if not f"{facts.modules[row]}.".startswith(f"{self.module}."):
-                        raise RefusedError(f"{facts.names[row]} is outside of `{self.module}`")
+                is_inner = f"{facts.modules[row]}.".startswith(f"{self.module}.")
+                if self.module and not wide and facts.phases[row] == Phase.FORWARD and not is_inner:
+                    raise RefusedError(f"{facts.names[row]} is outside of `{self.module}`")
                 _, made, dims = self.labelled(row, None)
             except RefusedError as why:
                 if wide:
@@ -282,9 +277,7 @@ class Region:
         if self.rows[row] == (None,):
             self._stop(row, f"{self.facts.names[row]} is a sum over all rows")
 
-    def labelled(
-        self, row: int, result: Digit | None
-    ) -> tuple[list[Digit | None], list[Digit | None], Dims | None]:
+    def labelled(self, row: int, result: Digit | None) -> tuple[list[Digit | None], list[Digit | None], Dims | None]:
         """Where the tensors that a call reads, and those that it makes, have the rows: from those of them that are
         known, or from what is wanted of its result."""
         facts, name = self.facts, self.facts.names[row]
@@ -330,7 +323,7 @@ class Region:
             column = known[0]
             after = column and of_rows.viewed(column, facts.shapes[refs[0]] or (), facts.shapes[row] or ())
             if column is not None and after is None:
-                raise RefusedError(f"cuts columns apart: {facts.names[row]}", "view")
+                raise RefusedError(f"cuts columns apart: {facts.names[row]}")
             return (after,)
         labels = [each[digit.dim] for each, digit in zip(dims.reads, known, strict=True) if digit is not None]
         first = next(digit for digit in known if digit is not None)
@@ -409,7 +402,9 @@ class Region:
     def count(self, most: int) -> int:
         """The least number of slices whose values, alive at once, are no more bytes than ``most``."""
         facts = self.facts
-        last = {row: max((each for each in facts.users[row] if each in self.members), default=row) for row in self.order}
+        last = {
+            row: max((each for each in facts.users[row] if each in self.members), default=row) for row in self.order
+        }
         ends: dict[int, int] = {}
         alive = peak = 0
         for row in self.order:
@@ -466,18 +461,20 @@ class _Writer:
             self._write(half)
         parts = iter([self.new.made[first:last] for first, last in pairwise([*starts, len(self.new.made)])])
         self.new.take_names()
-        proof = Proof(1, (), claim=self._claim(), exact=not self._split(region.order))
+        proof = Proof(0, (), claim=self._claim(), exact=not self._split(region.order))
         found = []
         for row in apart:  # the weights of targets before the loss, whose result they divide
             place = facts.inputs[row][0] if facts.targets[row] == GETITEM else row
-            found.append(planner.edit((), (), place, next(parts), {row: planner.apart[row].name}, (row,), proof))
+            found.append(
+                planner.edit((), (), place, next(parts), {row: planner.apart[row].name}, (row,), proof, goes_on=True)
+            )
         for half in halves:
             exits, is_first = set(half.instead.values()), half.is_forward and len(halves) > 1
             nodes = [evolve(each, inside=is_first and each.name not in exits) for each in next(parts)]
             sources = planner.names_of(sorted({row for (row, _), _ in half.cuts}))
             found.append(
                 planner.edit(
-                    (region.head,) if half is halves[0] else (),
+                    (),
                     sources,
                     half.order[-1],
                     nodes,
@@ -486,6 +483,7 @@ class _Writer:
                     proof,
                     behind=planner.names_of(self._behind(half)),
                     note=self._note() if half is halves[0] else "",
+                    goes_on=half is not halves[0],
                     split_sums=self._split(half.order),
                 )
             )
@@ -503,7 +501,9 @@ class _Writer:
         if not names:
             return f"{said}; no sum is split, so no bit differs"
         verb = "is" if len(names) == 1 else "are"
-        return f"{said}; {counted(len(names), 'sum')} {verb} split ({', '.join(names)}): bits differ there, nowhere else"
+        return (
+            f"{said}; {counted(len(names), 'sum')} {verb} split ({', '.join(names)}): bits differ there, nowhere else"
+        )
 
     def _claim(self) -> str:
         facts = self.facts
@@ -517,8 +517,7 @@ class _Writer:
         for row in range(half.order[0], half.order[-1]):
             if row not in inner and not found.isdisjoint(facts.inputs[row]):
                 found.add(row)
-        behind = sorted(found.difference(inner))
-        return behind
+        return sorted(found.difference(inner))
 
     # --- new nodes ---
 
@@ -528,11 +527,12 @@ class _Writer:
             for row in half.order:
                 self._call(half, row, at)
         for row in half.order:
-            if region.is_read_outside(row) or (facts.targets[row] != GETITEM and not facts.users[row]):
-                if facts.shapes[row] is not None:
-                    half.instead[row] = self._joined(row).name
+            if facts.shapes[row] is not None and region.is_read_outside(row):
+                half.instead[row] = self._joined(row).name
 
-    def _add(self, target: str, arguments: tuple[Any, ...], shape: Sequence[int], like: int, of: int, **more: Any) -> Node:
+    def _add(
+        self, target: str, arguments: tuple[Any, ...], shape: Sequence[int], like: int, of: int, **more: Any
+    ) -> Node:
         """``of``: the node that has its dtype."""
         stride = more.pop("stride", None) or contiguous(shape)
         dtype, device = self.facts.dtypes[of], self.facts.devices[of]
@@ -622,7 +622,9 @@ class _Writer:
         parts = [_parted(shape, digit, rows) for rows in self.sizes]
         slices = [self._add(VIEW, (each, part), part, row, row) for each, part in zip(slices, parts, strict=True)]
         whole = _parted(shape, digit, digit.size)
-        return self._add(VIEW, (self._add(CAT, (tuple(slices), digit.dim + 1), whole, row, row), shape), shape, row, row)
+        return self._add(
+            VIEW, (self._add(CAT, (tuple(slices), digit.dim + 1), whole, row, row), shape), shape, row, row
+        )
 
     def _hoist(self, row: int) -> Node:
         """What does not depend on any slice: a value of which only the shape is read, and the weights of targets."""

@@ -17,7 +17,7 @@ from policylang.graph.facts import Derivation, Facts, Flag, Group, Ref, rewritte
 from policylang.language.cancellation import check_cancelled
 from policylang.language.diagnostics import Diagnostic, diagnose, prefixed
 from policylang.language.shown import counted
-from policylang.language.syntax import Bucket, Policy, Rewriting
+from policylang.language.syntax import Bucket, Chunk, Policy, Rewriting
 from policylang.operators.moves import MOVERS
 from policylang.operators.names import FOLLOWERS, bytes_of
 from policylang.planning import refusals
@@ -111,7 +111,10 @@ class _EditedFacts:
             devices=column(old.devices, lambda node: node.device),
             flops=array(
                 "q",
-                column(old.flops, lambda node: old.flops[call[node.call]] * node.share[0] // node.share[1] if node.call else 0),
+                column(
+                    old.flops,
+                    lambda node: old.flops[call[node.call]] * node.share[0] // node.share[1] if node.call else 0,
+                ),
             ),
             uncounted=column(old.uncounted, lambda node: old.uncounted[call[node.call]] if node.call else "")
             if old.uncounted
@@ -231,7 +234,9 @@ def plan_edits(
     rejected: dict[str, str] = {}
     while True:
         consensus = ConsensusRound(ranks is not None, rejected)
-        found = _attempt(policy, Setting(facts, 0, capabilities, {}, prover, facts.groups, consensus, select, glob, held))
+        found = _attempt(
+            policy, Setting(facts, 0, capabilities, {}, prover, facts.groups, consensus, select, glob, held)
+        )
         unshared = ranks.unshared(consensus.proposals) if ranks is not None else {}
         if not unshared:
             return found
@@ -249,7 +254,10 @@ def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: 
             continue
         mine = edits.of(number)
         if not mine.done and not statement.optional:
-            found.append(all_refused(statement, mine.refused) if mine.refused else _nothing(statement, before))
+            is_error = isinstance(statement, Chunk) or not mine.refused
+            found.append(
+                _nothing(statement, before, mine.refused) if is_error else all_refused(statement, mine.refused)
+            )
     return found
 
 
@@ -302,13 +310,26 @@ def _renamed(value: Any, replaced: dict[str, str]) -> Any:
 # --- what is wrong ---
 
 
-def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
+def _nothing(statement: Rewriting, before: Facts, refused: Sequence[Refusal]) -> Diagnostic:
     text, kind = _text(statement), EDIT_KINDS[statement.kind]
     nodes = counted(sum(f".{kind.counted}_" in target for target in before.targets), "node")
     there = (f"{kind.counted}: {nodes}",) if kind.counted else ()
+    message = f"`{text}` finds nothing to rewrite in this graph"
+    if isinstance(statement, Chunk):
+        message = f"`{text}` finds nothing to cut in this graph"
+    if refused:
+        message = f"`{text}` cuts nothing: {refused[0].reason}"
+        return diagnose(
+            refusals.NOTHING_TO_REWRITE,
+            message,
+            span=statement.span,
+            help=f"cut less, or another module; if that is intended, write `optional {text}`",
+            details=_reasons(refused),
+            fixes=[prefixed(statement.span, "optional")],
+        )
     return diagnose(
         refusals.NOTHING_TO_REWRITE,
-        f"`{text}` finds nothing to rewrite in this graph",
+        message,
         span=statement.span,
         help=f"if that is intended, write `optional {text}`",
         details=(*there, kind.nothing_in(statement)),
@@ -319,18 +340,20 @@ def _nothing(statement: Rewriting, before: Facts) -> Diagnostic:
 def all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
     """A statement that changes nothing; each of its candidates has a reason."""
     text, count = _text(statement), len(refused)
-    listed = [f"{' → '.join(each.collectives)}: {each.reason}" for each in refused[:_MOST_NAMES]]
-    if count > _MOST_NAMES:
-        listed.append(f"and {count - _MOST_NAMES} more")
     all_of_them = "its one candidate is" if count == 1 else f"all of its {count} candidates are"
     return diagnose(
         refusals.REWRITES_REFUSED,
         f"`{text}` changes nothing: {all_of_them} refused",
         span=statement.span,
-        help=f"if that is intended, write `optional {text}`",
-        details=tuple(listed),
+        help=f"where that is as it should be, write `optional {text}`",
+        details=_reasons(refused),
         fixes=[prefixed(statement.span, "optional")],
     )
+
+
+def _reasons(refused: Sequence[Refusal]) -> tuple[str, ...]:
+    listed = [f"{' → '.join(each.collectives)}: {each.reason}" for each in refused]
+    return (*listed[:_MOST_NAMES], *([f"and {len(listed) - _MOST_NAMES} more"] if len(listed) > _MOST_NAMES else ()))
 
 
 def _text(statement: Rewriting) -> str:
