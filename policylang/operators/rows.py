@@ -71,7 +71,22 @@ _POINTWISE = frozenset(
     for name in (
         *("abs", "acos", "add", "addcdiv", "addcmul", "alias", "asin", "atan", "atan2", "bitwise_and", "bitwise_not"),
         *("bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "copysign", "cos"),
-        *("cosh", "detach", "div", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "floor", "floor_divide", "fmod"),
+        *(
+            "cosh",
+            "detach",
+            "div",
+            "elu",
+            "empty_like",
+            "eq",
+            "erf",
+            "erfc",
+            "exp",
+            "exp2",
+            "expm1",
+            "floor",
+            "floor_divide",
+            "fmod",
+        ),
         *("frac", "full_like", "ge", "gelu", "gelu_backward", "gt", "hardsigmoid", "hardswish", "hardtanh", "isfinite"),
         *("isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "lerp", "lift_fresh", "log", "log10", "log1p"),
         *("log2", "log_sigmoid", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "lt"),
@@ -85,6 +100,7 @@ _POINTWISE = frozenset(
 LIKE = frozenset(f"aten.{name}_like.default" for name in ("ones", "zeros", "full"))
 """Operators that read the shape of their input, and none of its elements."""
 _CREATING = frozenset(("aten.full", "aten.zeros", "aten.ones"))
+_CREATING_LIKE = frozenset(("aten.new_zeros", "aten.new_ones", "aten.new_full"))
 _REDUCING = {
     "aten.sum.dim_IntList": (1, 2), "aten.mean.dim": (1, 2), "aten.amax.default": (1, 2), "aten.amin.default": (1, 2),
     "aten.logsumexp.default": (1, 2), "aten.any.dim": (1, 2), "aten.any.dims": (1, 2), "aten.all.dim": (1, 2),
@@ -121,13 +137,18 @@ _OTHERS = frozenset(
     )
 )
 _KNOWN = (
-    _POINTWISE | _CREATING | {name.rpartition(".")[0] for name in _REDUCING} | _ALONG.keys() | _VIEWS | _LOSSES
-    | _LOSSES_BACK | _OTHERS
+    _POINTWISE | _CREATING | _CREATING_LIKE | {name.rpartition(".")[0] for name in _REDUCING} | _ALONG.keys() | _VIEWS
+    | _LOSSES | _LOSSES_BACK | _OTHERS
 )  # fmt: skip
 
 
 def is_view(target: str) -> bool:
     return target.rpartition(".")[0] in _VIEWS
+
+
+def reads_dtype_alone(target: str) -> bool:
+    """A tensor of a given shape, of the dtype and on the device of what it reads."""
+    return target.rpartition(".")[0] in _CREATING_LIKE
 
 
 def is_known(target: str) -> bool:
@@ -157,6 +178,9 @@ def _dims(
     if name in _CREATING:
         assert shape is not None
         return Dims((), (_all(shape),), sizes=0)
+    if name in _CREATING_LIKE:
+        assert shape is not None
+        return Dims(((NONE,) * len(shapes[0]),), (_all(shape),), sizes=1)
     x = _all(shapes[0])
     if target in _REDUCING:
         return _reduction(target, arguments, x)

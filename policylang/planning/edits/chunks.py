@@ -42,6 +42,7 @@ _MM, _ADDMM, _ADD, _DIV, _FULL, _SCALE = (
     *("aten.mm.default", "aten.addmm.default", "aten.add.Tensor", "aten.div.Tensor", "aten.full.default"),
     "aten.mul.Scalar",
 )
+_BIASED = (_ADDMM, "aten.baddbmm.default")
 _MEAN, _SUM = 1, 2
 """Reductions of a loss, as torch numbers them."""
 
@@ -204,6 +205,8 @@ class Region:
         self.hoisted: list[int] = []
         """What reads no element of the region, though it reads the region."""
         self.members: set[int] = {head}
+        self.taken_in: set[int] = set()
+        """Members that only other members read, and of which nothing says yet where they have rows."""
         self._follow()
         self.reads: dict[int, list[Digit | None]] = {}
         """By member, the rows of each tensor among its arguments; None for one that every slice reads whole."""
@@ -223,6 +226,8 @@ class Region:
                 continue
             live = [each for each in read if any(self.rows.get(each, ()))]
             stuck = next((each for each in read if each in self.stuck), None)
+            if of_rows.reads_dtype_alone(facts.targets[row]):
+                continue
             if (not live and stuck is None) or facts.ops[row] != "call_function":
                 continue
             awaited = next((each for each in read if self._is_awaited(each, row)), None)
@@ -287,6 +292,8 @@ class Region:
         target, arguments = facts.targets[row], facts.arguments[row]
         refs = list(tensors(arguments))
         known = [self.rows[each][0] if each in self.rows else None for each in refs]
+        if of_rows.reads_dtype_alone(target):
+            known = [None] * len(refs)
         if of_rows.is_view(target) and refs:
             from_, to = facts.shapes[refs[0]] or (), facts.shapes[row] or ()
             there = known[0] if result is None else of_rows.viewed(result, to, from_)
@@ -310,7 +317,7 @@ class Region:
             return Digit(labels.index(label), outer, size, inner) if label in labels else None
 
         made = [place(labels) for labels in dims.makes]
-        if label in dims.summed and len(dims.reads) > 2:
+        if label in dims.summed and target in _BIASED:
             raise RefusedError(f"adds to a sum over all rows: {name}")
         return [place(labels) for labels in dims.reads], made, dims
 
@@ -349,12 +356,12 @@ class Region:
                 self.reads[row] = [None]
                 wanted.setdefault(facts.inputs[row][0], {})
                 continue
-            is_given = row == self.head or not any(each in self.rows for each in facts.inputs[row])
+            is_given = row == self.head or row in self.taken_in
             self.reads[row], _, self.dims[row] = self.labelled(row, self._row(row) if is_given else None)
             for each, digit in zip(tensors(facts.arguments[row]), self.reads[row], strict=True):
                 if digit is not None:
                     wanted.setdefault(each, {})[digit] = None
-                elif each in self.rows:
+                elif each in self.rows and not of_rows.reads_dtype_alone(facts.targets[row]):
                     raise RefusedError(f"reads all rows of {facts.names[each]}: {facts.names[row]}")
         needed = set(self.members)
         for row in range(max(self.members), -1, -1):
@@ -371,6 +378,7 @@ class Region:
         """True for a wide value that only members read, and that can be made slice by slice."""
         facts = self.facts
         is_wide = facts.numel[row] >= facts.numel[self.head] and facts.ops[row] == "call_function"
+        is_wide = is_wide or of_rows.reads_dtype_alone(facts.targets[row])
         if len(digits) != 1 or not is_wide or row in self.stuck or not self.members.issuperset(facts.users[row]):
             return False
         try:
@@ -378,6 +386,7 @@ class Region:
         except RefusedError:
             return False
         self.rows[row] = tuple(digits)
+        self.taken_in.add(row)
         return True
 
     def _check(self) -> None:

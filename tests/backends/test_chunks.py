@@ -1,0 +1,364 @@
+"""``chunk``: what runs slice by slice gives what the whole gives, in float64 to 1e-12; all else is refused by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import policylang
+from policylang.errors import PolicyMatchError
+from policylang.graph.collect import collect
+from policylang.planning.capabilities import EAGER, FLAT
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan
+
+ROWS, WIDTH, VOCABULARY = 12, 8, 40
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+class Head(nn.Module):
+    """A stem, and a head over a vocabulary."""
+
+    def __init__(self, *, bias: bool = False, mlp: nn.Module | None = None) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Identity() if mlp is None else mlp
+        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lm_head(self.mlp(self.stem(x).tanh()))
+
+
+class SwiGlu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(WIDTH, 24, bias=False), nn.Linear(24, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def batch(*lead: int, ignored: bool = True) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(*(lead or (ROWS,)), WIDTH, generator=generator, dtype=torch.float64)
+    labels = torch.randint(VOCABULARY, lead or (ROWS,), generator=generator)
+    if ignored:
+        labels.view(-1)[::5] = -100
+    return x, labels
+
+
+def model(**options: Any) -> nn.Module:
+    torch.manual_seed(2)
+    return Head(**options).double()
+
+
+def flat(logits: Tensor) -> Tensor:
+    return logits.flatten(0, -2)
+
+
+def cross_entropy(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m(x)), labels.flatten())
+
+
+def scaled(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(m, x, labels) * 1024.0
+
+
+def z_loss(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    logits = flat(m(x))
+    return F.cross_entropy(logits, labels.flatten()) + 1e-2 * logits.logsumexp(-1).square().mean()
+
+
+def capped(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(flat(torch.tanh(m(x) / 30.0) * 30.0), labels.flatten())
+
+
+def smoothed(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m(x)), labels.flatten(), label_smoothing=0.1)
+
+
+def summed(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(flat(m(x)), labels.flatten(), reduction="sum")
+
+
+def per_token(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """A clipped policy gradient on the log-probabilities of tokens."""
+    logps = m(x).log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    ratio = (logps - logps.detach() + 0.1 * x[..., 0]).exp()
+    weights = (labels != -100).to(logps.dtype)
+    return -(torch.minimum(ratio * x[..., 1], ratio.clamp(0.8, 1.2) * x[..., 1]) * weights).sum() / weights.sum()
+
+
+def entropy(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    logits = m(x)
+    probabilities = logits.softmax(-1)
+    bonus = -(probabilities * logits.log_softmax(-1)).sum(-1).mean()
+    return F.cross_entropy(flat(logits), labels.flatten()) - 0.01 * bonus
+
+
+def squares(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return (m(x) - x.sum(-1, keepdim=True)).square().mean()
+
+
+def preference(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """Of two halves of a batch, whose whole log-probability is larger: the gradient of each row needs all rows."""
+    logps = m(x).log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    half = logps.shape[0] // 2
+    return -F.logsigmoid(logps[:half].sum() - logps[half:].sum())
+
+
+LOSSES: list[Loss] = [cross_entropy, scaled, z_loss, capped, smoothed, summed, per_token, entropy, squares]
+
+
+def step_of(m: nn.Module, loss: Loss, data: tuple[Tensor, Tensor]) -> policylang.TracedStep:
+    return policylang.trace_step(m, loss, *data)
+
+
+def plan_of(step: policylang.TracedStep, text: str) -> Plan:
+    return plan(policylang.parse(text), collect(step.gm), FLAT)
+
+
+def compare(want: tuple[Tensor, dict[str, Tensor]], found: tuple[Tensor, dict[str, Tensor]], within: float) -> None:
+    torch.testing.assert_close(found[0], want[0], rtol=within, atol=within)
+    assert found[1].keys() == want[1].keys()
+    for name, gradient in want[1].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=within, atol=within, msg=name)
+
+
+def check(m: nn.Module, loss: Loss, data: tuple[Tensor, Tensor], text: str, within: float = 1e-12) -> policylang.Report:
+    step = step_of(m, loss, data)
+    want = step(*data)
+    policylang.apply(step.gm, policylang.parse(text))
+    compare(want, step(*data), within)
+    return policylang.report(step.gm)
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, preference], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("lead", [(ROWS,), (2, 6), (1, ROWS)], ids=str)
+def test_a_chunked_loss_is_the_whole_one(loss: Loss, lead: tuple[int, ...]) -> None:
+    (line,) = check(model(bias=True), loss, batch(*lead), "chunk loss into 2").rewrites
+    assert line.done == 1
+    assert "bits differ there, nowhere else" in " ".join(line.notes)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_narrow_types_the_error_is_that_of_summing_in_slices(loss: Loss, dtype: torch.dtype) -> None:
+    """Each of the three additions of four slices rounds once, to half a unit in the last place of its result, and a
+    mean multiplies each slice once more: ten roundings of sums that are not larger than the sum of their parts."""
+    m, (x, labels) = model().to(dtype), batch(ROWS)
+    step = step_of(m, loss, (x.to(dtype), labels))
+    want = step(x.to(dtype), labels)
+    policylang.apply(step.gm, policylang.parse("chunk loss into 4"))
+    found = step(x.to(dtype), labels)
+    for one, other in ((want[0], found[0]), *((want[1][name], found[1][name]) for name in want[1])):
+        scale = max(one.abs().max().item(), 1e-3 if loss is squares else 0.0)
+        assert (one - other).abs().max().item() <= 10 * torch.finfo(dtype).eps * scale
+
+
+def test_rows_that_no_sum_is_made_of_keep_their_bits() -> None:
+    step = step_of(model(), cross_entropy, data := batch())
+    want = step(*data)
+    policylang.apply(step.gm, policylang.parse("chunk loss into 3"))
+    found = step(*data)
+    assert torch.equal(found[1]["stem.weight"], want[1]["stem.weight"])  # from the gradient of the hidden state
+
+
+def test_the_plan_names_the_sums_that_are_split() -> None:
+    made = plan_of(step_of(model(), cross_entropy, batch()), "chunk loss into 4")
+    assert len(made.edits.split_sums) == 2
+    note = next(each.note for each in made.edits.done if each.note)
+    assert note.startswith("4 slices of 3 of 12 rows from mm on; 2 sums are split (nll_loss_forward, mm_")
+
+
+def test_an_uneven_number_of_rows_is_said() -> None:
+    (line,) = check(model(), cross_entropy, batch(), "chunk loss into 5").rewrites
+    assert any(note.startswith("5 slices of 3 or 2 of 12 rows") for note in line.notes)
+
+
+@pytest.mark.parametrize("lead", [(ROWS,), (2, 6)], ids=str)
+@pytest.mark.parametrize("text", ["", "; save everything", "; recompute everything", "; chunk loss into 3"])
+def test_a_chunked_mlp_is_the_whole_one(lead: tuple[int, ...], text: str) -> None:
+    data = batch(*lead)
+    lines = check(model(mlp=SwiGlu()), cross_entropy, data, f"chunk module mlp into 3{text}").rewrites
+    assert [line.done for line in lines] == [1] * len(lines)
+
+
+def test_the_backward_of_a_chunked_mlp_computes_slices_again() -> None:
+    made = plan_of(step_of(model(mlp=SwiGlu()), cross_entropy, batch()), "chunk module mlp into 3")
+    reasons = {each.reason for each in made.decisions if each is not None and each.why.value == "chunked"}
+    assert reasons == {"a slice: the backward computes it again, slice by slice"}
+
+
+def test_a_chunked_loss_keeps_the_peak_below_that_of_the_logits() -> None:
+    big = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4096, bias=False))
+    x, labels = torch.randn(512, 16), torch.randint(4096, (512,))
+    step = policylang.trace_step(big, lambda m, x, labels: F.cross_entropy(m(x), labels), x, labels)
+    whole, cut = plan_of(step, "optional save convolution").peak.bytes, plan_of(step, "chunk loss into 8").peak.bytes
+    logits = 512 * 4096 * 4
+    assert whole > 3 * logits
+    assert cut < whole - 2 * logits
+    limited = plan_of(step, "chunk loss up to 2 MiB")
+    assert limited.peak.bytes < cut
+    policylang.apply(step.gm, policylang.parse(f"chunk loss into 8; expect peak <= {cut} B"))
+
+
+REFUSED: dict[str, tuple[Loss, str]] = {
+    "softmax over rows": (lambda m, x, y: (m(x).softmax(0) ** 2).sum(), "mixes rows: _softmax"),
+    "sorted rows": (lambda m, x, y: (m(x).sort(0).values * x[:, :1]).sum(), "mixes rows: sort"),
+    "random": (lambda m, x, y: F.cross_entropy(F.dropout(m(x), 0.5), y), "draws random numbers: "),
+    "logits read whole": (
+        lambda m, x, y: (lambda logits: F.cross_entropy(logits, y) + torch.linalg.svdvals(logits).sum())(m(x)),
+        "not known to treat rows apart: ",
+    ),
+    "class weights": (lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.ones(40).double()), "weighs classes: "),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_mixes_rows_is_refused_with_its_node(name: str) -> None:
+    loss, why = REFUSED[name]
+    step = step_of(model(), loss, batch())
+    with pytest.raises(PolicyMatchError) as raised:
+        policylang.apply(step.gm, policylang.parse("chunk loss into 3"))
+    (found,) = raised.value.diagnostics
+    assert found.code == "APL311"
+    assert why in str(found)
+    optional = plan_of(step, "optional chunk loss into 3")
+    assert not optional.edits.done
+    assert not optional.diagnostics
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("chunk loss into 13", "12 rows cannot be cut into 13 slices"),
+        ("chunk module head to loss into 3", "no module `head` of this graph has a product that a loss is made of"),
+        ("chunk module stem in block into 3", "no module `stem` of this graph has a product"),
+    ],
+)
+def test_a_region_that_is_not_there_is_an_error(text: str, why: str) -> None:
+    step = step_of(model(), cross_entropy, batch())
+    with pytest.raises(PolicyMatchError) as raised:
+        policylang.apply(step.gm, policylang.parse(text))
+    assert why in str(raised.value)
+
+
+def test_in_eager_it_is_refused_by_name() -> None:
+    made = plan(policylang.parse("chunk loss into 3"), collect(step_of(model(), cross_entropy, batch()).gm), EAGER)
+    (found,) = [each for each in made.diagnostics if each.code == "APL306"]
+    assert found.message == "`chunk loss into 3` cuts a graph, which an eager checkpoint cannot do"
+
+
+def test_a_shifted_sequence_is_cut_over_the_batch_or_refused() -> None:
+    def shifted(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(m(x)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+    (line,) = check(model(), shifted, batch(4, 6), "chunk loss into 2").rewrites
+    assert any(note.startswith("2 slices of 2 of 4 rows") for note in line.notes)
+    with pytest.raises(PolicyMatchError, match="mixes rows: slice"):
+        check(model(), shifted, batch(1, 12), "chunk loss into 2")
+
+
+def test_two_products_of_one_head_are_two_regions() -> None:
+    def both(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        other = m.stem(x).sin()
+        return F.cross_entropy(m(x), labels) + F.cross_entropy(m.lm_head(other), labels)
+
+    (line,) = check(model(), both, batch(), "chunk loss into 3").rewrites
+    assert line.done == 2
+
+
+def test_a_distilled_head_is_cut_with_its_teacher() -> None:
+    teacher = model(bias=True)
+    for parameter in teacher.parameters():
+        parameter.requires_grad_(False)
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student, self.teacher = model(), teacher
+
+    def distilled(m: Any, x: Tensor, labels: Tensor) -> Tensor:
+        return F.kl_div(
+            m.student(x).log_softmax(-1), m.teacher(x).log_softmax(-1), log_target=True, reduction="none"
+        ).sum()
+
+    step = step_of(Pair(), distilled, data := batch())
+    want = step(*data)
+    policylang.apply(step.gm, policylang.parse("chunk loss into 4"))
+    compare(want, step(*data), 1e-12)
+    wide = [node for node in step.gm.graph.nodes if tuple(getattr(node.meta.get("val"), "shape", ())) == (12, 40)]
+    assert not wide
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, z_loss, capped, per_token, preference], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("lead", [(ROWS,), (2, 6)], ids=str)
+@pytest.mark.parametrize(
+    "text", ["chunk loss into 3", "chunk module mlp into 2", "chunk loss into 2; recompute everything"]
+)
+def test_a_joint_graph_gives_the_same(loss: Loss, lead: tuple[int, ...], text: str) -> None:
+    whole, data = model(mlp=SwiGlu()), batch(*lead)
+    cut = copy.deepcopy(whole)
+
+    def gradients(m: nn.Module, call: Loss, scale: float) -> tuple[Tensor, dict[str, Tensor]]:
+        found = call(m, *data)
+        (found * scale).backward()
+        return found.detach(), {name: each.grad for name, each in m.named_parameters() if each.grad is not None}
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend=policylang.backend(policylang.parse(text), inner="aot_eager"))
+    compare(gradients(whole, loss, 3.0), gradients(cut, compiled, 3.0), 1e-12)
+    report = policylang.report(compiled)
+    assert report.rewrites[0].done == 1
+
+
+_UNARY = ("tanh", "exp", "sin", "sigmoid", "softmax", "log_softmax", "relu", "square")
+
+
+@given(
+    steps=st.lists(st.sampled_from([*_UNARY, "scale", "centre", "mask", "norm", "view"]), max_size=5),
+    ending=st.sampled_from(["mean", "sum", "rows", "picked", "squares"]),
+    lead=st.sampled_from([(6,), (2, 6), (3, 4)]),
+    slices=st.integers(2, 3),
+)
+@settings(max_examples=25, deadline=None)
+def test_random_regions_of_operators_that_treat_rows_apart(
+    steps: list[str], ending: str, lead: tuple[int, ...], slices: int
+) -> None:
+    def loss(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        value = m(x)
+        for name in steps:
+            match name:
+                case "softmax" | "log_softmax":
+                    value = getattr(value, name)(-1)
+                case "scale":
+                    value = value * x[..., :1]
+                case "centre":
+                    value = value - value.mean(-1, keepdim=True)
+                case "mask":
+                    value = value.masked_fill(labels.unsqueeze(-1) == -100, 0.0)
+                case "norm":
+                    value = value / (value.square().sum(-1, keepdim=True) + 1.0).sqrt()
+                case "view":
+                    value = value.flatten(0, -2).view(value.shape)
+                case _:
+                    value = getattr(torch, name)(value.clamp(-3, 3))
+        match ending:
+            case "mean" | "sum":
+                return getattr(value, ending)()
+            case "rows":
+                return (value.sum(-1).tanh() * x[..., 0]).sum()
+            case "picked":
+                return value.gather(-1, labels.clamp(min=0).unsqueeze(-1)).mean()
+        return value.square().mean(-1).sum()
+
+    check(model(), loss, batch(*lead), f"chunk loss into {slices}", 1e-11)
