@@ -38,7 +38,7 @@ module.exports = grammar({
 
     statement: $ => choice(
       $.policy, $.requires, $.include, $.device, $.let, $.blocks, $.undecided, $.expect,
-      seq(repeat($.modifier), choice($.rule, $.fuse, $.collapse, $.bucket, $.prefetch, $.delay, $.overlap, $.keep_order)),
+      seq(repeat($.modifier), choice($.rule, $.fuse, $.collapse, $.chunk, $.bucket, $.prefetch, $.delay, $.overlap, $.keep_order)),
     ),
     modifier: _ => choice('optional', 'override'),
 
@@ -54,6 +54,12 @@ module.exports = grammar({
     fuse: $ => seq('fuse', $.identifier, 'chains', optional(seq('over', commaSeparated($.dimension)))),
     dimension: $ => $.identifier,
     collapse: _ => seq('collapse', 'round_trips'),
+    chunk: $ => seq(
+      'chunk',
+      choice('loss', seq('module', field('module', $.glob), optional(choice(seq('to', 'loss'), seq('in', 'block'))))),
+      choice(seq('into', $.integer), seq('up', 'to', $.quantity)),
+      optional(seq('over', 'tokens')),
+    ),
 
     rule: $ => choice(
       seq(field('action', $.action), field('selector', $._selector), optional(choice($.budget, $.form))),
@@ -119,7 +125,7 @@ module.exports = grammar({
       $.parenthesized,
     ),
     // Words that open a statement, and are names wherever a name can stand.
-    _soft: $ => choice(...['device', 'bucket', 'prefetch', 'delay', 'overlap', 'keep'].map(word => alias(word, $.identifier))),
+    _soft: $ => choice(...['device', 'bucket', 'prefetch', 'delay', 'overlap', 'keep', 'chunk'].map(word => alias(word, $.identifier))),
     parenthesized: $ => seq('(', $._selector, ')'),
 
     _filter: $ => choice($.place, $.where, $.chain_of, $.per, $.from),

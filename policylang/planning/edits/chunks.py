@@ -301,6 +301,8 @@ class Region:
             if there is None or here is None:
                 raise RefusedError(f"cuts rows apart: {name}", "view")
             return [there], [here], None
+        if not arguments and of_rows.is_known(target):
+            raise RefusedError(f"arguments not recorded, take the snapshot again: {name}")
         dims = of_rows.dims_of(target, arguments, facts.shapes[row], [facts.shapes[each] for each in refs])
         if dims is None:
             raise RefusedError(f"not known to treat rows apart: {name} ({target or facts.ops[row]})")

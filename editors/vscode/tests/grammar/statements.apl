@@ -67,3 +67,7 @@ fuse all_gather chains over dp, save
 collapse round_trips
 # <-------- keyword.control.statement.policylang
 #        ^^^^^^^^^^^ keyword.other.selector.policylang
+chunk loss into 8
+# <----- keyword.control.statement.policylang
+#     ^^^^ keyword.other.selector.policylang
+#          ^^^^ keyword.other.selector.policylang
