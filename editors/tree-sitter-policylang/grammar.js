@@ -56,7 +56,7 @@ module.exports = grammar({
     collapse: _ => seq('collapse', 'round_trips'),
     chunk: $ => seq(
       'chunk',
-      choice('loss', seq('module', field('module', $.glob), optional(choice(seq('to', 'loss'), seq('in', 'block'))))),
+      choice('loss', seq('module', field('modules', $.glob), optional(choice(seq('to', 'loss'), seq('in', 'block'))))),
       choice(seq('into', $.integer), seq('up', 'to', $.quantity)),
       optional(seq('over', 'tokens')),
     ),
@@ -131,7 +131,7 @@ module.exports = grammar({
     _filter: $ => choice($.place, $.where, $.chain_of, $.per, $.from),
     place: $ => prec.right(seq(choice('in', 'outside'), $._place)),
     _place: $ => prec.right(choice(
-      field('module', $.glob),
+      field('modules', $.glob),
       seq('block', optional($.integer)),
       seq('blocks', optional($.range)),
       seq(choice('first', 'last'), optional($.integer), $._block),
