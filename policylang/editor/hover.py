@@ -35,6 +35,7 @@ _TERMINALS: dict[str, tuple[str, Sense]] = {
 _NAMED = {
     "chains": "FUSE",
     "round_trips": "COLLAPSE",
+    **dict.fromkeys(("loss", "into", "tokens"), "CHUNK"),
     "ahead": "PREFETCH",
     "policylang": "REQUIRES",
     "auto": "UNDECIDED",

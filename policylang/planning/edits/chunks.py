@@ -289,6 +289,8 @@ class Region:
         for flag, why in _CANNOT.items():
             if facts.flags[row] & flag:
                 raise RefusedError(f"{why}: {name}")
+        if facts.shapes[row] is not None and facts.strides[row] is None:
+            raise RefusedError(f"sizes not fixed: {name}")
         target, arguments = facts.targets[row], facts.arguments[row]
         refs = list(tensors(arguments))
         known = [self.rows[each][0] if each in self.rows else None for each in refs]
@@ -394,6 +396,16 @@ class Region:
     def _check(self) -> None:
         """Refuse a region of which a part waits for all slices, or that is whole anyway."""
         facts, inner = self.facts, self.members | set(self.hoisted)
+        roots = facts.storage_roots
+        read = {roots[each] for row in self.order for each in (row, *facts.inputs[row])}
+        for row in range(self.order[0], len(facts)):
+            near = row < self.order[-1] or not self.members.isdisjoint(facts.inputs[row])
+            if (
+                near
+                and facts.flags[row] & Flag.WRITES
+                and not read.isdisjoint(roots[each] for each in facts.inputs[row])
+            ):
+                raise RefusedError(f"{facts.names[row]} writes memory that it reads")
         for row in self.order:
             for each in facts.inputs[row]:
                 if self._is_awaited(each, row) and each not in inner:

@@ -1,0 +1,99 @@
+"""What does cutting the loss into slices free, and what does it cost, beside Inductor's auto-chunker?
+
+One head over a vocabulary and its cross entropy, forward and backward, under Inductor on a CPU: whole, with
+Inductor's ``auto_chunker`` where this torch has it, and under ``chunk loss into N``, which on a flat graph runs
+without Inductor as well. Peak is what the allocator had alive at most beyond what was there before, and beside it the
+peak of the plan; compile time is the first call.
+
+    python -m benchmarks.chunk --slices 8 --json benchmarks/results/chunk.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import policylang
+from benchmarks.allocations import peak_allocated
+from benchmarks.common import table, write_results
+
+MIB = 1 << 20
+
+
+def loss_of(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), labels)
+
+
+def measured(run: Callable[[], object]) -> tuple[float, float, float]:
+    """Seconds of the first call, the least seconds of three more, and the peak in MiB."""
+    start = time.perf_counter()
+    run()
+    first = time.perf_counter() - start
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return first, min(times), peak_allocated(run) / MIB
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--tokens", type=int, default=4096)
+    options.add_argument("--width", type=int, default=256)
+    options.add_argument("--vocabulary", type=int, default=16384)
+    options.add_argument("--slices", type=int, nargs="+", default=[8])
+    options.add_argument("--json", type=Path)
+    asked = options.parse_args()
+    torch.manual_seed(0)
+    layers = nn.Linear(asked.width, asked.width), nn.Tanh(), nn.Linear(asked.width, asked.vocabulary, bias=False)
+    model = nn.Sequential(*layers)
+    x, labels = torch.randn(asked.tokens, asked.width), torch.randint(asked.vocabulary, (asked.tokens,))
+
+    def training(call: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> Callable[[], object]:
+        def run() -> object:
+            found = call(model, x, labels)
+            return found, torch.autograd.grad(found, list(model.parameters()))
+
+        return run
+
+    rows: list[dict[str, object]] = []
+
+    def add(name: str, run: Callable[[], object], planned: float | None = None) -> None:
+        torch._dynamo.reset()
+        first, again, peak = measured(run)
+        rows.append({"name": name, "first": first, "step": again, "peak": peak, "planned": planned})
+
+    add("inductor", training(torch.compile(loss_of)))
+    chunker = getattr(torch._inductor.config, "auto_chunker", None)
+    if chunker is not None:
+        with torch._inductor.config.patch({"auto_chunker.enable": True, "auto_chunker.num_chunk": asked.slices[0]}):
+            add(f"inductor, auto_chunker, {asked.slices[0]}", training(torch.compile(loss_of)))
+    given = x.nbytes + labels.nbytes + sum(each.nbytes for each in model.parameters())
+    for text in ("optional save convolution", *(f"chunk loss into {count}" for count in asked.slices)):
+        name = "flat, " + ("whole" if "chunk" not in text else text)
+        step = policylang.trace_step(model, loss_of, x, labels)
+        step_policy = policylang.parse(text)
+        policylang.apply(step.gm, step_policy)
+        planned = (policylang.report(step.gm).peak.bytes - given) / MIB
+        add(name, lambda step=step: step(x, labels), planned)  # type: ignore[misc]
+        if "chunk" in text:
+            add(f"inductor, {text}", training(torch.compile(loss_of, backend=policylang.backend(step_policy))))
+    lines = [("", "compile and first step", "step", "peak", "planned")]
+    for row in rows:
+        planned_text = "" if row["planned"] is None else f"{row['planned']:.1f} MiB"
+        figures = f"{row['first']:.2f} s", f"{row['step'] * 1e3:.0f} ms", f"{row['peak']:.1f} MiB"  # type: ignore[operator]
+        lines.append((str(row["name"]), *figures, planned_text))
+    print(table(lines))
+    if asked.json:
+        write_results(asked.json, {"options": {key: str(value) for key, value in vars(asked).items()}, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
