@@ -22,6 +22,9 @@ from torch.nn import functional as F
 import policylang
 from benchmarks.allocations import peak_allocated
 from benchmarks.common import table, write_results
+from policylang.graph.collect import collect
+from policylang.planning.capabilities import FLAT
+from policylang.planning.planner import plan
 
 MIB = 1 << 20
 
@@ -68,7 +71,8 @@ def main() -> None:
     def add(name: str, run: Callable[[], object], planned: float | None = None) -> None:
         torch._dynamo.reset()
         first, again, peak = measured(run)
-        rows.append({"name": name, "first": first, "step": again, "peak": peak, "planned": planned})
+        figures = {"first_s": round(first, 2), "step_ms": round(again * 1e3), "peak_mib": round(peak, 1)}
+        rows.append({"name": name, **figures, "planned_mib": None if planned is None else round(planned, 1)})
 
     add("inductor", training(torch.compile(loss_of)))
     chunker = getattr(torch._inductor.config, "auto_chunker", None)
@@ -80,17 +84,15 @@ def main() -> None:
         name = "flat, " + ("whole" if "chunk" not in text else text)
         step = policylang.trace_step(model, loss_of, x, labels)
         step_policy = policylang.parse(text)
+        planned = (plan(step_policy, collect(step.gm), FLAT).peak.bytes - given) / MIB
         policylang.apply(step.gm, step_policy)
-        planned = (policylang.report(step.gm).peak.bytes - given) / MIB
+        planned = (
+            plan(step_policy, collect(policylang.trace_step(model, loss_of, x, labels).gm), FLAT).peak.bytes - given
+        ) / MIB
         add(name, lambda step=step: step(x, labels), planned)  # type: ignore[misc]
         if "chunk" in text:
             add(f"inductor, {text}", training(torch.compile(loss_of, backend=policylang.backend(step_policy))))
-    lines = [("", "compile and first step", "step", "peak", "planned")]
-    for row in rows:
-        planned_text = "" if row["planned"] is None else f"{row['planned']:.1f} MiB"
-        figures = f"{row['first']:.2f} s", f"{row['step'] * 1e3:.0f} ms", f"{row['peak']:.1f} MiB"  # type: ignore[operator]
-        lines.append((str(row["name"]), *figures, planned_text))
-    print(table(lines))
+    print(table(rows))
     if asked.json:
         write_results(asked.json, {"options": {key: str(value) for key, value in vars(asked).items()}, "rows": rows})
 
