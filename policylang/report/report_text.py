@@ -252,7 +252,7 @@ def rewrite_lines(report: RewriteReport) -> list[str]:
         fewer = f"{counted(report.gone, 'collective')} fewer"
         what = f"{report.done:,} rewritten, {fewer}, each {how} on {report.ranks} ranks"
         if not report.ranks:  # a rewrite without collectives
-            what = f"{counted(report.done, 'region')} cut, each {how} operator by operator"
+            what = f"{counted(report.done, 'region')} cut"
     lines = [f"{file_name(report.source)} {report.text}{where}: {what}"]
     lines += [f"  {note}" for note in report.notes]
     reasons = Counter(left.reason for left in report.left)
