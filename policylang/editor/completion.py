@@ -217,6 +217,7 @@ _PLACES = (
     ),
 =======
     _Row("CHUNK", "OVER", "NAME", _words("tokens")),
+    _Row("CHUNK", "", "NAME UP_TO TO_LOSS", _words("to loss", "in block", "into", "up to")),
     _Row("CHUNK", "", "NAME UP_TO", _words("into", "up to")),
     _Row("EXPECT", "EXPECT", "", _expectation, grows=True),
 >>>>>>> 8668dd44 (Completion behind chunk; results of benchmarks.chunk)
