@@ -209,18 +209,15 @@ _PLACES = (
     *(_Row(kind.terminal(), kind.terminal(), "", _words(*kind.named)) for kind in KINDS if kind.named),
     *(_Row(kind.terminal(), "OVER COMMA", "", _dims) for kind in KINDS if kind.is_over_dims),
     _Row("FUSE", "NAME", "NAME", _words("chains")),
-<<<<<<< HEAD
     _Row(
         *("EXPECT", "EXPECT", ""),
         lambda place: chain(limit_offers(), keyword_offers(place.cursor), _selector(place)),
         grows=True,
     ),
-=======
     _Row("CHUNK", "OVER", "NAME", _words("tokens")),
     _Row("CHUNK", "", "NAME UP_TO TO_LOSS", _words("to loss", "in block", "into", "up to")),
     _Row("CHUNK", "", "NAME UP_TO", _words("into", "up to")),
     _Row("EXPECT", "EXPECT", "", _expectation, grows=True),
->>>>>>> 8668dd44 (Completion behind chunk; results of benchmarks.chunk)
     _Row("EXPECT", "RECOMPUTED", "NAME", _recomputed),
     _Row("PREFETCH", "BLOCK BLOCKS", "NAME", _words("ahead")),
     _Row("OVERLAP", "OF", "NAME -EVERYTHING", _words("peak")),

@@ -20,12 +20,8 @@ from policylang.language.words import Meaning, meaning, meanings, senses
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 FIGURES = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
 OF_PREDICATES = {"crosses cut", "annotated"}
-<<<<<<< HEAD
 NAMES_IN_ONE_PLACE = {"policylang", "chains", "round_trips", "ahead", "auto", "peak", "forward", "step", "lossless"}
-=======
-NAMES_IN_ONE_PLACE = {"policylang", "chains", "round_trips", "ahead", "auto", "peak", "forward", "step"}
 NAMES_IN_ONE_PLACE |= {"loss", "into", "tokens"}  # of `chunk`
->>>>>>> c4c20e63 (benchmarks.chunk: slices beside Inductor's auto-chunker)
 SIGNS = {"->", "→", *get_args(syntax.Comparison)}
 WHERE = [pytest.param(each, id=f"{each.words[0]}-{each.sense}") for each in meanings()]
 
