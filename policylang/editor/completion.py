@@ -217,7 +217,6 @@ _PLACES = (
     _Row("CHUNK", "OVER", "NAME", _words("tokens")),
     _Row("CHUNK", "", "NAME UP_TO TO_LOSS", _words("to loss", "in block", "into", "up to")),
     _Row("CHUNK", "", "NAME UP_TO", _words("into", "up to")),
-    _Row("EXPECT", "EXPECT", "", _expectation, grows=True),
     _Row("EXPECT", "RECOMPUTED", "NAME", _recomputed),
     _Row("PREFETCH", "BLOCK BLOCKS", "NAME", _words("ahead")),
     _Row("OVERLAP", "OF", "NAME -EVERYTHING", _words("peak")),
