@@ -128,7 +128,8 @@ def _check(
             finding = check_outcome(expectation, rows, outcomes, selections.facts)
             nothing = not rows and expectation.quantifier == "every"
         case ExpectLossless():
-            return _check_lossless(lossy(plan.facts, cost), cost)
+            split = (f"{name} is a sum of slices" for name in plan.edits.split_sums)
+            return _check_lossless((*lossy(plan.facts, cost), *split), cost)
         case _:
             assert_never(expectation)
     if nothing:

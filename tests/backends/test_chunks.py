@@ -179,6 +179,11 @@ def test_the_plan_names_the_sums_that_are_split() -> None:
     assert note.startswith("4 slices of 3 of 12 rows from mm on; 2 sums are split (nll_loss_forward, mm_")
 
 
+def test_a_split_sum_is_not_lossless() -> None:
+    made = plan_of(step_of(model(), cross_entropy, batch()), "chunk loss into 4; expect lossless")
+    assert made.expectations[0].found == "nll_loss_forward is a sum of slices"
+
+
 def test_an_uneven_number_of_rows_is_said() -> None:
     (line,) = check(model(), cross_entropy, batch(), "chunk loss into 5").rewrites
     assert any(note.startswith("5 slices of 3 or 2 of 12 rows") for note in line.notes)
