@@ -30,6 +30,7 @@ from policylang.planning.value_outcome import (
     own_bytes,
     recomputes,
     saved_as,
+    saves,
 )
 
 POSSIBLY = 1
@@ -187,12 +188,20 @@ def backward_needs(
 def with_checkpoints(
     needs: SavedForBackward, facts: Facts, decisions: Sequence[Decision | None], checkpoints: Checkpoints | None
 ) -> SavedForBackward:
-    """Replace the saved and recomputed values by those of eager checkpoints, where there are any."""
+    """Replace the saved and recomputed values by those of eager checkpoints, where there are any. What a traced block
+    returns is saved if a rule says so: the next block's checkpoint holds it."""
     if checkpoints is None:
         return needs
     saved, moved, again = held_and_rerun(facts, decisions, checkpoints)
     others = {outcome: rows for outcome, rows in needs.rows.items() if outcome.held is not Held.DEVICE}
-    kept = {outcome: tuple(rows) for outcome, rows in saved_as(saved, decisions, checkpoints.inner).items()}
+    handed = set[int]()
+    for row in checkpoints.crossing or ():
+        decision = decisions[checkpoints.inner.get(row, row)]
+        by_rule = decision is not None and decision.rule is not None and saves(decision)
+        if by_rule and facts.flags[row] & Flag.FORWARD_OUTPUT and row >= checkpoints.reach[checkpoints.of[row]]:
+            handed.add(row)
+    held = sorted(handed.union(saved))
+    kept = {outcome: tuple(rows) for outcome, rows in saved_as(held, decisions, checkpoints.inner).items()}
     return evolve(needs, rows={**others, **kept, ON_HOST: moved, RECOMPUTED: again})
 
 

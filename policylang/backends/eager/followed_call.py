@@ -114,6 +114,8 @@ class PlannedInstructions(Instructions):
     rows: tuple[int, ...]
     returned: frozenset[int]
     """The parts of what the block returns that the next checkpoint is to move."""
+    handed: Mapping[int, int]
+    """Those that it holds on the device because a rule says so, with their nodes."""
 
     def is_planned(self, at: int) -> bool:
         """The plan decides about an operator's held result: it is no number that Python has read, and no extra result
@@ -130,7 +132,8 @@ class PlannedInstructions(Instructions):
 def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     facts, stream = plan.facts, trace.stream
     needs = saved_and_recomputed(plan)
-    held = kept_rows(facts, (*needs.saved, *(row for row in needs.offloaded if row < trace.reach_row)))
+    held = kept_rows(facts, [row for row in (*needs.saved, *needs.offloaded) if row < trace.reach_row])
+    handed = frozenset(row for row in needs.saved if row >= trace.reach_row)
     steps = zip(stream.operators, trace.rows, strict=True)
     kinds = [
         KEEP if at in stream.numbers else _kind(facts, plan.decisions, row, operator, held)
@@ -176,6 +179,7 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
         moved=moved,
         leaving=leaving,
         returned=frozenset(part for part, form in moving(trace.returned).items() if form is None),
+        handed={part: row for part, row in enumerate(trace.returned) if row in handed},
     )
 
 

@@ -200,7 +200,9 @@ class CheckpointRegion:
         if isinstance(call, Observation):
             return self._plan(running, call, list(returned))
         if running.kept is not None and running.kept.instructions.plan.facts.data_sizes:
-            now = held_bytes(part for each in call.entries.values() for part in _on_device(each.value))
+            plain = take_apart(list(returned))[0]
+            held = [part for each in call.entries.values() for part in _on_device(each.value)]
+            now = held_bytes([*held, *map(plain.__getitem__, running.kept.instructions.handed)])
             least, most = running.kept.saved
             running.kept.saved = min(least, now), max(most, now)
         if call.left_out and self.kept.get(running.key) is running.kept:
@@ -238,7 +240,7 @@ class CheckpointRegion:
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
             for positions in instructions.leaving.values():
                 call.leave(positions)
-            self._audit(kept, call, before)
+            self._audit(kept, call, before, take_apart(returned)[0])
         announce(AppliedPlan(_PATH.name, instructions.plan, kept.audit))
         return call
 
@@ -274,12 +276,13 @@ class CheckpointRegion:
 
         return FollowedCall(self._named(module), kept.instructions, drifted, found, offloading=self.offloading)
 
-    def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before) -> None:
+    def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before, returned: Sequence[Tensor]) -> None:
         instructions = kept.instructions
         planned = [at for at in call.entries if instructions.is_planned(at)]
         held = {
             instructions.rows[at]: list(_on_device(call.entries[at].value, instructions.read.get(at))) for at in planned
         }
+        held |= {row: [returned[part]] for part, row in instructions.handed.items()}
         outside = take_apart(before.alive())[0]
         kept.audit = audit_eager(instructions.plan, instructions.needs, held, outside)
         kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes
