@@ -163,7 +163,7 @@ module.exports = grammar({
     flag: $ => choice(
       seq('is', optional('not'), $._value),
       seq('from', $._value),
-      seq(field('name', $.identifier), choice($._value, 'block', 'saved', $.path, $.string)),
+      seq(field('name', $.identifier), choice($._value, 'block', 'saved', 'offloaded', $.path, $.string)),
       seq(field('name', $.identifier), 'cut', 'per', choice($.quantity, $._value)),
     ),
     _value: $ => field('value', $.identifier),

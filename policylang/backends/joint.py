@@ -281,13 +281,13 @@ def _choose(
 def _saved_marks(facts: Facts, needs: SavedForBackward) -> dict[str, bool | str]:
     """The names of the saved values and of the multi-output operators they are pieces of, with their marks. Min-cut may
     save one piece of a tuple and recompute another; a decision on the operator cannot repeat that."""
-    recomputed = frozenset(needs.recomputed)
+    recomputed, moved = frozenset(needs.recomputed), frozenset(needs.offloaded)
     marked: dict[str, bool | str] = {}
     for row in (*needs.saved, *needs.offloaded):
         owner = facts.owners[row]
         whole = owner == row or owner not in recomputed
         marked[facts.names[owner]] = True if whole else marks.PARTLY
-        marked[facts.names[row]] = True
+        marked[facts.names[row]] = marks.OFFLOADED if row in moved else True
     return marked
 
 

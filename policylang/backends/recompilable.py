@@ -36,6 +36,7 @@ def leave_markers(graph: fx.Graph, saved: Mapping[fx.Node, object], gone: Collec
             value=draft.value or not kept,
             copies=draft.copies or kept,
             partly=draft.partly or mark == marks.PARTLY,
+            offloaded=draft.offloaded or mark == marks.OFFLOADED,
         )
     _number(graph, drafts)
     digest = hashlib.sha256()  # of the partition, equal in every process: a second compilation is cached by it
@@ -68,7 +69,9 @@ def _number(graph: fx.Graph, drafts: dict[fx.Node, SavedMarker]) -> None:
         if memory[bearer] is not bearer:
             views.setdefault(memory[bearer], []).append(number)
     for base, numbers in views.items():
-        drafts[base] = evolve(drafts.get(base) or _draft(base), stands_for=numbers)
+        draft = drafts.get(base) or _draft(base)
+        moved = draft.offloaded or any(drafts[numbered[number]].offloaded for number in numbers)
+        drafts[base] = evolve(draft, stands_for=numbers, offloaded=moved)
     for bearer, draft in drafts.items():
         drafts[bearer] = evolve(draft, count=len(numbered))
 

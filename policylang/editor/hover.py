@@ -90,6 +90,8 @@ def _sense(words: Sequence[Lexeme], at: int) -> tuple[str, Sense] | None:
         return _block(words, at)
     if word.type == "PER" and before == "CUT":
         return "crosses cut", "predicate"
+    if word.type in ("SAVED", "OFFLOADED") and _text(words, at - 1) == "recorded":
+        return f"recorded {word}", "predicate"
     if word.type in ("SAVED", "RECOMPUTED"):
         return _saved(words, at)
     if word.type in ("FROM", "IS"):
@@ -110,8 +112,6 @@ def _block(words: Sequence[Lexeme], at: int) -> tuple[str, Sense]:
 
 
 def _saved(words: Sequence[Lexeme], at: int) -> tuple[str, Sense]:
-    if _text(words, at - 1) == "recorded":
-        return "recorded saved", "predicate"
     if at != 1:
         return str(words[at]), "fate"
     kind = _text(words, at + 1) if _kind(words, at + 1) == "NAME" else ""

@@ -195,6 +195,7 @@ def _rows(mesh: Mesh) -> Iterator[tuple[int, ...]]:
 
 
 _NO_OPERATOR = calls.OperatorInfo("", 0)
+_OFFLOADED = Flag.RECORDED_SAVED | Flag.RECORDED_OFFLOADED
 
 
 def collect(
@@ -383,13 +384,13 @@ class _Collector:
         """Flags what an earlier partition saved: marked on the very node, or found by its marker."""
         markers: dict[int, marks.SavedMarker] = {}
         for row, node in enumerate(self.nodes):
-            if marks.recorded_saved(node.meta):
-                flags[row] |= Flag.RECORDED_SAVED
+            if mark := marks.recorded(node.meta):
+                flags[row] |= _OFFLOADED if mark == marks.OFFLOADED else Flag.RECORDED_SAVED
             elif (marker := marks.from_annotation(marks.custom(node.meta).get(marks.SAVED))) is not None:
                 markers[row] = marker
         found = marks.find(markers, facts)
-        for row in found.saved:
-            flags[row] |= Flag.RECORDED_SAVED
+        for row, offloaded in found.saved:
+            flags[row] |= _OFFLOADED if offloaded else Flag.RECORDED_SAVED
         return tuple(found.lost)
 
     def _flag_outputs(

@@ -199,7 +199,8 @@ class Flag(Category):
     FEEDS_BACKWARD = 128
     """A backward node reads it (or, for an operator with followers, reads one of its followers)."""
     RECORDED_SAVED = 512
-    """An earlier partition saved it (see ``policies/replay.apl``)."""
+    """An earlier partition saved it, or offloaded it (see ``policies/replay.apl``)."""
+    RECORDED_OFFLOADED = 131072
     FORWARD_OUTPUT = 2048
     """The forward returns it to the caller: it stays alive whatever the policy decides."""
     DATA_DEPENDENT = 8192

@@ -19,10 +19,13 @@ from policylang.operators.names import AUTOGRAD_COPIES
 PROVENANCE = "policylang"
 """``custom`` key: the line that decided, ``llama3_sac.apl:9``. A tag beside it is ours, any other is the user's."""
 SAVED = "policylang_saved"
-"""``custom`` key: a partition saved this value (``where recorded saved``). On the nodes of a partition itself True, or
-:data:`PARTLY`; on those of a graph to be traced again, a :class:`SavedMarker`, which outlives decompositions."""
+"""``custom`` key: a partition saved this value (``where recorded saved``). On the nodes of a partition itself True,
+:data:`PARTLY` or :data:`OFFLOADED`; on those of a graph to be traced again, a :class:`SavedMarker`, which outlives
+decompositions."""
 PARTLY = "partly"
 """The value of :data:`SAVED` on part of a tuple whose rest was recomputed."""
+OFFLOADED = "offloaded"
+"""The value of :data:`SAVED` on a value that waits on the host."""
 USER_TAG = "policylang_user_tag"
 """``custom`` key: the user's tag that an ``override`` rule replaced, as ``[member name or None, region or None]``."""
 REWRITTEN = "policylang_rewritten"
@@ -92,9 +95,16 @@ def session_of(context_fn: object) -> Any:
     return getattr(getattr(context_fn, "func", context_fn), SESSION, None)
 
 
-def recorded_saved(meta: Mapping[str, Any]) -> bool:
-    """A partition saved the value of this very node."""
-    return custom(meta).get(SAVED) in (True, PARTLY)
+def recorded(meta: Mapping[str, Any]) -> object:
+    """The mark of a partition that saved the value of this very node."""
+    found = custom(meta).get(SAVED)
+    return found if found in (True, PARTLY, OFFLOADED) else None
+
+
+def records_offloaded(meta: Mapping[str, Any]) -> bool:
+    """A partition has offloaded the value of this node, or of what it was traced from."""
+    marker = from_annotation(custom(meta).get(SAVED))
+    return recorded(meta) == OFFLOADED or (marker is not None and marker.offloaded)
 
 
 @frozen
@@ -125,6 +135,8 @@ class SavedMarker:
     """The operator returns a tuple."""
     partly: bool = False
     """Part of a tuple was saved and the rest recomputed, which no decision expresses."""
+    offloaded: bool = False
+    """It waited on the host, or a view of it did."""
     stands_for: Sequence[int] = ()
     """Numbers of the saved views of this value: compilers drop views that change nothing, and the memory is its own."""
 
@@ -142,8 +154,8 @@ def from_annotation(annotation: object) -> SavedMarker | None:
 
 @frozen
 class FoundMarkers:
-    saved: list[int] = field(factory=list)
-    """Nodes whose values were saved, with their producers."""
+    saved: list[tuple[int, bool]] = field(factory=list)
+    """Nodes whose values were saved, with their producers, and whether they were offloaded."""
     lost: list[LostMarker] = field(factory=list)
 
 
@@ -221,15 +233,15 @@ class _Group:
                     parents[find_root(parents, row)] = find_root(parents, read)
         return len({find_root(parents, row) for row in self.results}) == len(self.results)
 
-    def saved(self) -> Iterator[int]:
+    def saved(self) -> Iterator[tuple[int, bool]]:
         """The nodes of the value that the marker's partition saved; for a copy that this graph lacks, the value."""
         if self.marker.value or (self.marker.copies and not self.copies):
             yield from self.values()
         if self.marker.copies:
-            yield from sorted(self.copies)
+            yield from ((row, self.marker.offloaded) for row in sorted(self.copies))
 
-    def values(self) -> Iterator[int]:
-        return (each for row in self.results for each in (row, self.facts.owners[row]))
+    def values(self) -> Iterator[tuple[int, bool]]:
+        return ((each, self.marker.offloaded) for row in self.results for each in (row, self.facts.owners[row]))
 
 
 def _add_missing(groups: Sequence[_Group], found: FoundMarkers) -> None:

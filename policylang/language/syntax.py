@@ -278,8 +278,8 @@ class Is(_Spanned):
 
     name: Literal[
         "from parameter", "gathered parameter", "crosses block", "feeds backward", "is view", "is random",
-        "is multi_output", "is mutated", "user tagged", "recorded saved", "from buffer", "from input",
-        "gathered buffer", "gathered input",
+        "is multi_output", "is mutated", "user tagged", "recorded saved", "recorded offloaded", "from buffer",
+        "from input", "gathered buffer", "gathered input",
     ]  # fmt: skip
 
 

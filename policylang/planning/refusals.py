@@ -169,7 +169,10 @@ def beyond_capabilities(
 ) -> Iterator[Diagnostic]:
     """Refuses whatever a policy decides that the path cannot do. ``rows``: the values that the backward reads and that
     no rule decides, in graph order."""
-    for rule in policy.rules:
+    decided = {decision.rule for decision in decisions if decision is not None}
+    for number, rule in enumerate(policy.rules):
+        if rule.optional and number not in decided:
+            continue
         leaves = rule.action.leaves and capabilities.undecided is None
         why = f"leaves values to PyTorch's partitioner, and {capabilities.name} has none"
         if asks := outcome_of(rule.action, rule.form).asks:

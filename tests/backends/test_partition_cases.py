@@ -344,7 +344,7 @@ def test_partition_plans_again_where_a_pass_has_changed_the_graph(chain: Traced)
 def test_what_was_saved_is_recorded_and_can_be_replayed(llama: Traced) -> None:
     gm = llama.fresh()
     first = llama.partition("recompute everything; save attention; save mm; recompute every 2nd mm", gm)
-    recorded = {node.name for node in first.forward.graph.nodes if marks.recorded_saved(node.meta)}
+    recorded = {node.name for node in first.forward.graph.nodes if marks.recorded(node.meta)}
     assert set(first.audit.saved) <= recorded
 
     replayed = llama.fresh()
@@ -361,7 +361,7 @@ def test_a_record_of_an_earlier_partition_is_replaced(chain: Traced) -> None:
     stale = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.cos.default)[0]
     stale.meta["custom"] = {marks.SAVED: True}
     partition = chain.partition("recompute everything; save first sin", gm)
-    assert [node.name for node in partition.forward.graph.nodes if marks.recorded_saved(node.meta)] == ["sin"]
+    assert [node.name for node in partition.forward.graph.nodes if marks.recorded(node.meta)] == ["sin"]
 
 
 @pytest.mark.parametrize("given", [None, "a graph", torch.nn.Linear(2, 2), fx.Graph()])

@@ -270,13 +270,13 @@ PREDICATES = [
     ("overload == Tensor", Match("overload", "==", "Tensor")),
     *((name, Is(name))  # type: ignore[arg-type]
       for name in ("from parameter", "gathered parameter", "crosses block", "feeds backward", "is view", "is random",
-                   "is multi_output", "is mutated", "user tagged", "recorded saved", "from buffer", "from input",
-                   "gathered buffer", "gathered input")),
+                   "is multi_output", "is mutated", "user tagged", "recorded saved", "recorded offloaded", "from buffer",
+                   "from input", "gathered buffer", "gathered input")),
     ("crosses cut per 2 GiB", CrossesCut(Quantity(2 * 1024**3, "bytes"))),
     ("crosses cut per auto", CrossesCut(None)),
     *((f"annotated {written}", Annotated(name)) for written, name in (
-        ("ap_must_save", "ap_must_save"), ("saved", "saved"), ("block", "block"), ("mine.stage", "mine.stage"),
-        ('"save"', "save"), ('"two words"', "two words"))),
+        ("ap_must_save", "ap_must_save"), ("saved", "saved"), ("offloaded", "offloaded"), ("block", "block"),
+        ("mine.stage", "mine.stage"), ('"save"', "save"), ('"two words"', "two words"))),
     ("annotated a or not annotated b and is view",
      Or((Annotated("a"), And((Not(Annotated("b")), Is("is view")))))),
     ("crosses cut per 1_000 and is not view",

@@ -388,6 +388,8 @@ class Reference:
                 return bool(flags & Flag.FEEDS_BACKWARD)
             case "recorded saved":
                 return bool(flags & Flag.RECORDED_SAVED)
+            case "recorded offloaded":
+                return bool(flags & Flag.RECORDED_OFFLOADED)
         raise AssertionError(name)
 
     def made_of(self, row: int, kind: InputKind) -> bool:

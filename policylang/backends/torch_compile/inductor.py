@@ -37,11 +37,13 @@ from policylang.backends.joint import Done, JointPartitioner, partitions
 from policylang.backends.records import Findings, announce_cached, findings_from_json, findings_of, findings_to_json
 from policylang.backends.refusals import Problem
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning
+from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic, Span, is_error
 from policylang.language.syntax import Policy
 from policylang.operators.calls import describe
 from policylang.operators.names import HOST_COPIES
 from policylang.operators.work import is_communication, is_product
+from policylang.planning.decisions.rule_warnings import asks_for_record
 from policylang.ranks.comparison import RankComparison, agree_on_cached
 from policylang.ranks.rank_account import RankAccount
 from policylang.torch_compat import compilers
@@ -348,7 +350,8 @@ def with_inductor(
     policy = partitioner.policy
     inference = partitioner.for_inference
     is_differentiated = needs_gradients(gm, inputs)
-    if policy.offloads:
+    recorded = any(marks.records_offloaded(node.meta) for node in gm.graph.nodes)
+    if any(rule.action.offloads and (recorded or not asks_for_record(rule, policy)) for rule in policy.rules):
         settings = settings_to_copy(policy, settings)
     if policy.orders and is_differentiated:
         settings = settings_to_keep(policy, settings)

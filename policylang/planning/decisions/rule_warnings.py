@@ -121,13 +121,13 @@ def _keeper(owners: Sequence[int], facts: Facts, decisions: Sequence[Decision | 
     return None
 
 
-_ASKED = "recorded saved"
+_RECORDED = ("recorded saved", "recorded offloaded")
 
 
 def markers_lost(policy: syntax.Policy, facts: Facts) -> list[Diagnostic]:
     """An error for a policy that asks for saved markers some of which are lost: the rest would pass for the whole."""
     lost = facts.lost_records
-    asking = selectors_of(each for each in policy.statements if lost and _asks(each, policy))
+    asking = selectors_of(each for each in policy.statements if lost and asks_for_record(each, policy))
     return [
         diagnose(
             refusals.MARKERS_LOST,
@@ -156,7 +156,7 @@ def markers_outranked(
     found = []
     for outcome in rules:
         rule = outcome.rule
-        if not outcome_of(rule.action).is_held or not _asks(rule, policy):
+        if not outcome_of(rule.action).is_held or not asks_for_record(rule, policy):
             continue
         again = [(row, decisions[row]) for row in outcome.matched if row in recomputed]
         lost = [row for row, decision in again if decision is not None and decision.why is Why.USER]
@@ -176,8 +176,8 @@ def markers_outranked(
     return found
 
 
-def _asks(statement: syntax.Statement, policy: syntax.Policy) -> bool:
-    return any(isinstance(test, syntax.Is) and test.name == _ASKED for test in tests_of(policy, statement))
+def asks_for_record(statement: syntax.Statement, policy: syntax.Policy) -> bool:
+    return any(isinstance(test, syntax.Is) and test.name in _RECORDED for test in tests_of(policy, statement))
 
 
 SOFTENED = "APL314"

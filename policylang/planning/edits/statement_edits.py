@@ -32,7 +32,7 @@ from policylang.planning.edits.proof import Prover
 from policylang.planning.edits.round_trips import RoundTrips
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node, Refusal
 
-_KEPT = Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK
+_KEPT = Flag.RECORDED_SAVED | Flag.RECORDED_OFFLOADED | Flag.BACKWARD_HOOK
 """What a new node copies from the one it is like, with that one's metadata."""
 _OF_CALL = Flag.VIEW | Flag.MULTI_OUTPUT | Flag.COMPUTE
 _HANDED_ON = Flag.FORWARD_OUTPUT | Flag.GRADIENT

@@ -266,7 +266,7 @@ class _Runs:
             return flags & ~(Flag.WRITES | Flag.REPEATABLE) if _statistics_left_out(self.old, run.old) else flags
         if run.old not in self.drawn:
             return flags
-        kept = flags & (Flag.RECORDED_SAVED | Flag.BACKWARD_HOOK)
+        kept = flags & (Flag.RECORDED_SAVED | Flag.RECORDED_OFFLOADED | Flag.BACKWARD_HOOK)
         if run.part < 0:
             return (flags & (Flag.RANDOM | Flag.WRITES | Flag.REPEATABLE)) | kept | Flag.MULTI_OUTPUT
         return kept if run.part == _STATE else kept | (flags & (Flag.FORWARD_OUTPUT | Flag.REPEATABLE))

@@ -510,6 +510,8 @@ def _is(predicate: syntax.Is, facts: Facts, blocks: BlockTable, chains: Chains) 
             return lambda row: bool(flags[row] & Flag.MULTI_OUTPUT)
         case "recorded saved":
             return lambda row: bool(flags[row] & Flag.RECORDED_SAVED)
+        case "recorded offloaded":
+            return lambda row: bool(flags[row] & Flag.RECORDED_OFFLOADED)
         case _:
             assert_never(name)
 

@@ -61,7 +61,7 @@ save mm where crosses cut per auto
 #                     ^^^ keyword.other.selector.policylang
 #                         ^^^ keyword.other.selector.policylang
 #                             ^^^^ constant.language.policylang
-save mm where feeds backward and user tagged and recorded saved
+save mm where feeds backward and user tagged and recorded offloaded
 # <---- keyword.control.action.policylang
 #    ^^ entity.name.function.operator.policylang
 #       ^^^^^ keyword.other.selector.policylang
