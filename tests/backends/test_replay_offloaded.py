@@ -1,4 +1,4 @@
-"""What a partition offloaded is offloaded by the next one: of the same forward under ``replay.apl``, or of other sizes."""
+"""What a partition offloaded is offloaded by the next one: of the same forward under ``replay.apl``, of other sizes."""
 
 from __future__ import annotations
 

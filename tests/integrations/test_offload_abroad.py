@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,17 @@ from torch import Tensor, nn
 
 import policylang
 from policylang.backends.copies import pool
-from tests.support.frameworks import Trained, batches, by_hand, causal_loss, differences, llama, rows
+from tests.support.frameworks import (
+    Trained,
+    batches,
+    by_hand,
+    causal_loss,
+    differences,
+    llama,
+    rows,
+    sentence,
+    tokenizer,
+)
 from tests.support.late import Late, copied_over
 
 CROSSING = "recompute everything in block\noffload everything in block where crosses block"
@@ -21,6 +32,24 @@ ALL = "offload everything in block"
 
 def own_checkpoints(model: nn.Module, text: str) -> nn.Module:
     return policylang.checkpoint_model(model, policylang.parse(text), strict=True)
+
+
+def wrapped_one_by_one(model: Any, text: str) -> nn.Module:
+    """As Axolotl has each block of Transformers checkpointed under its offloading: by torch's wrapper."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        apply_activation_checkpointing,
+        checkpoint_wrapper,
+    )
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    function = policylang.context_fn(policylang.parse(text), model, strict=True)
+    apply_activation_checkpointing(
+        model,
+        checkpoint_wrapper_fn=partial(checkpoint_wrapper, context_fn=function),
+        auto_wrap_policy=ModuleWrapPolicy({GradientCheckpointingLayer}),
+    )
+    return model
 
 
 def the_switch(model: Any, text: str) -> nn.Module:
@@ -86,38 +115,43 @@ def by_lightning(model: nn.Module, folder: Path) -> list[Tensor]:
     return lit.losses
 
 
-def by_sft(model: Any, folder: Path) -> list[Tensor]:
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
-    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 3, "logging_steps": 1}
-    arguments = trl.SFTConfig(
-        str(folder),
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        save_strategy="no",
-        gradient_checkpointing=False,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        **options,
+OF_TRL = {
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": [],
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 2,
+    "logging_steps": 1,
+}
+
+
+def by_sft(model: Any, folder: Path, **settings: Any) -> list[Tensor]:
+    """Sequences of 500 tokens and fewer."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    given = {"gradient_checkpointing": False, "per_device_train_batch_size": 2, "max_length": 512, **settings}
+    data = datasets.Dataset.from_list([{"text": sentence(number, 500 - 90 * (number % 3))} for number in range(8)])
+    trainer = trl.SFTTrainer(
+        model, trl.SFTConfig(str(folder), **OF_TRL, **given), train_dataset=data, processing_class=tokenizer()
     )
-    data = datasets.Dataset.from_list([{"input_ids": row["input_ids"].tolist()} for row in rows(6)])
-
-    def collate(given: list[dict[str, Any]]) -> dict[str, Tensor]:
-        tokens = torch.tensor([each["input_ids"] for each in given])
-        return {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
-
-    trainer = trl.SFTTrainer(model, arguments, train_dataset=data, data_collator=collate, processing_class=_Tokenizer())
     trainer.train()
     return [torch.tensor(each["loss"]) for each in trainer.state.log_history if "loss" in each]
 
 
-def _Tokenizer() -> Any:
-    tokenizers = pytest.importorskip("tokenizers")
-    from transformers import PreTrainedTokenizerFast
+def by_grpo(model: Any, folder: Path, **settings: Any) -> list[Tensor]:
+    """It generates with the model, which stands aside meanwhile, and takes off checkpoints for that."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    sizes = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 24}
+    arguments = trl.GRPOConfig(str(folder), **OF_TRL, **{"gradient_checkpointing": False, **sizes, **settings})
+    data = datasets.Dataset.from_list([{"prompt": sentence(number, 300)} for number in range(4)])
 
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return [float(len(set(each.split()))) for each in completions]
+
+    trainer = trl.GRPOTrainer(model, reward, arguments, train_dataset=data, processing_class=tokenizer())
+    trainer.train()
+    return [torch.tensor(each["loss"]) for each in trainer.state.log_history if "loss" in each]
 
 
 LOOPS: dict[str, Callable[[Any, Path], list[Tensor]]] = {
@@ -126,12 +160,13 @@ LOOPS: dict[str, Callable[[Any, Path], list[Tensor]]] = {
     "Trainer": by_the_trainer,
     "Lightning": by_lightning,
     "TRL SFT": by_sft,
+    "TRL GRPO": by_grpo,
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [CROSSING, ALL], ids=["crossing", "all"])
-@pytest.mark.parametrize("way", [own_checkpoints, the_switch], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("way", [own_checkpoints, the_switch, wrapped_one_by_one], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_the_bits_of_the_same_loop_without(
@@ -144,5 +179,26 @@ def test_the_bits_of_the_same_loop_without(
     assert differences(expected, found) == []
     assert late.out
     assert late.back
+    assert (pool.in_use, late.pending) == (0, [])
+    assert policylang.report(model).audit.agrees
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", [by_sft, by_grpo], ids=["SFT", "GRPO"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_by_the_arguments_of_trl(loop: Any, tmp_path: Path) -> None:
+    """The trainer asks Transformers for the checkpoints; GRPO takes them off and puts them on again for each batch."""
+    expected = Trained.by(lambda model: loop(model, tmp_path / "plain"), llama())
+    model, late = llama(), Late(1)
+    function = policylang.context_fn(policylang.parse(CROSSING), model, strict=True)
+    asked = {"use_reentrant": False, "context_fn": function}
+
+    def offloaded(model: nn.Module) -> Any:
+        return loop(model, tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs=asked)
+
+    with copied_over(late):
+        found = Trained.by(offloaded, model)
+    assert differences(expected, found) == []
+    assert late.out
     assert (pool.in_use, late.pending) == (0, [])
     assert policylang.report(model).audit.agrees

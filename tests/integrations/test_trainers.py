@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import policylang
-from tests.support import models
-from tests.support.frameworks import POLICY, WAYS, Trained, check, differences, llama, rows
+from tests.support.frameworks import POLICY, WAYS, Trained, check, differences, llama, rows, sentence, tokenizer
 
 pytest.importorskip("accelerate", reason="the Trainer of transformers needs it")
 
@@ -84,24 +83,6 @@ def test_the_trainer_goes_on_where_it_stopped(way: str, tmp_path: Path) -> None:
     assert differences(expected, trained(WAYS[way], tmp_path / "with")) == []
 
 
-def _tokenizer() -> Any:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(models.VOCABULARY - 4))]
-    tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-
-
-def _sentence(first: int, length: int) -> str:
-    return " ".join(f"w{(first * 5 + at * at) % 60}" for at in range(length))
-
-
 @pytest.fixture
 def trl() -> Any:
     pytest.importorskip("datasets")
@@ -117,7 +98,7 @@ OURS = {"gradient_checkpointing": False, "bf16": False}
 def test_supervised_fine_tuning(trl: Any, adapters: bool, way: str, tmp_path: Path) -> None:
     from datasets import Dataset
 
-    data = Dataset.from_list([{"text": _sentence(number, 6 + number % 3)} for number in range(16)])
+    data = Dataset.from_list([{"text": sentence(number, 6 + number % 3)} for number in range(16)])
 
     def make() -> Any:
         if not adapters:
@@ -129,7 +110,7 @@ def test_supervised_fine_tuning(trl: Any, adapters: bool, way: str, tmp_path: Pa
 
     def loop(model: Any) -> list[Tensor]:
         settings = trl.SFTConfig(str(tmp_path), **QUIET | OURS, max_length=16)
-        trainer = trl.SFTTrainer(model, args=settings, train_dataset=data, processing_class=_tokenizer())
+        trainer = trl.SFTTrainer(model, args=settings, train_dataset=data, processing_class=tokenizer())
         trainer.train()
         return _losses(trainer)
 
@@ -143,7 +124,7 @@ def test_preferences(trl: Any, way: str, tmp_path: Path) -> None:
 
     data = Dataset.from_list(
         [
-            {"prompt": _sentence(at, 3), "chosen": " " + _sentence(at + 1, 4), "rejected": " " + _sentence(at + 2, 5)}
+            {"prompt": sentence(at, 3), "chosen": " " + sentence(at + 1, 4), "rejected": " " + sentence(at + 2, 5)}
             for at in range(16)
         ]
     )
@@ -151,7 +132,7 @@ def test_preferences(trl: Any, way: str, tmp_path: Path) -> None:
     def loop(model: Any) -> list[Tensor]:
         settings = trl.DPOConfig(str(tmp_path), **QUIET | OURS, max_length=16)
         trainer = trl.DPOTrainer(
-            model, ref_model=llama(), args=settings, train_dataset=data, processing_class=_tokenizer()
+            model, ref_model=llama(), args=settings, train_dataset=data, processing_class=tokenizer()
         )
         trainer.train()
         return _losses(trainer)

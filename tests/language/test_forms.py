@@ -270,8 +270,8 @@ PREDICATES = [
     ("overload == Tensor", Match("overload", "==", "Tensor")),
     *((name, Is(name))  # type: ignore[arg-type]
       for name in ("from parameter", "gathered parameter", "crosses block", "feeds backward", "is view", "is random",
-                   "is multi_output", "is mutated", "user tagged", "recorded saved", "recorded offloaded", "from buffer",
-                   "from input", "gathered buffer", "gathered input")),
+                   "is multi_output", "is mutated", "user tagged", "recorded saved", "recorded offloaded",
+                   "from buffer", "from input", "gathered buffer", "gathered input")),
     ("crosses cut per 2 GiB", CrossesCut(Quantity(2 * 1024**3, "bytes"))),
     ("crosses cut per auto", CrossesCut(None)),
     *((f"annotated {written}", Annotated(name)) for written, name in (

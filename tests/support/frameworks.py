@@ -17,6 +17,7 @@ import policylang
 from tests.support import models
 
 POLICY = "llama3_sac"
+_WRAPPED = "_checkpoint_wrapped_module."
 LAYERS = 3
 
 Loop = Callable[[nn.Module], Sequence[Any]]
@@ -39,6 +40,25 @@ def batches(count: int, size: int = 2, length: int = 8) -> list[Tensor]:
 def rows(count: int) -> list[dict[str, Tensor]]:
     """A dataset of sequences, as trainers take it."""
     return [{"input_ids": row, "labels": row} for row in torch.cat(batches(count, size=1))]
+
+
+def tokenizer() -> Any:
+    """One word a token."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(models.VOCABULARY - 4))]
+    tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def sentence(first: int, length: int) -> str:
+    return " ".join(f"w{(first * 5 + at * at) % 60}" for at in range(length))
 
 
 def causal_loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -89,7 +109,7 @@ class Trained:
         parameters = dict(model.named_parameters())
         tensors = {f"gradient of {name}": each.grad for name, each in parameters.items() if each.grad is not None}
         tensors |= {f"weight {name}": each for name, each in (*parameters.items(), *model.named_buffers())}
-        return cls(losses, {name: plain(each) for name, each in tensors.items()})
+        return cls(losses, {name.replace(_WRAPPED, ""): plain(each) for name, each in tensors.items()})
 
 
 def plain(tensor: Tensor) -> Tensor:
