@@ -9,23 +9,21 @@ The operators ``policylang::offload``, ``reload`` and ``wait`` copy values to th
     ticket = policylang.reload(host, device)        # starts the copy back
     value = policylang.wait(ticket, host, device)   # the copy has ended; `host` is held until here
 
-The arguments give the order. Only ``wait`` returns a copy, so no reader can run before its end, and ``wait`` reads the
-source of the copy, so that memory cannot be reused before. Each operator is a function of its arguments whose result
-aliases none of them: they have no effects, and a compiler may drop, merge or move all three.
+The arguments give the order: only ``wait`` returns a copy, and it reads the source, whose memory cannot be reused
+before. No result aliases an argument: a compiler may drop, merge or move all three.
 
 On an accelerator copies run on streams of their own, one each way and device, and ``wait`` lets the stream that
 computes wait for one copy; the host does not wait. Host memory is taken from one pool. On a CPU a copy is made at once.
-PyTorch has operators for the same purpose (``ao::offload``, in 2.12 and later); they run on accelerators alone, and
-free what they copy from, whoever else reads that memory.
+PyTorch's own (``ao::offload``, in 2.12 and later) run on accelerators alone, and free what they copy from, whoever else
+reads that memory.
 
 ``narrow`` and ``widen`` change the type of a value: rounded to the nearest number of the narrow type, and exactly
 back, with the same sizes and strides. With a scale for each row, along the last dimension, the largest number of a row
 becomes the largest of the type; ``scales`` returns them. A row that holds an infinity, NaN or nothing but zeros has the
 scale 1: its numbers become what PyTorch's conversion makes of them.
 
-A schedule places copies in a graph: a copy to the host right after the step before it, a copy back right before the
-step after it; steps whose node the graph lacks are skipped. Nodes of other passes may read the copies too: a copy is
-placed after its source and before its readers.
+A schedule places copies in a graph: one to the host right after the step before it, one back right before the step
+after it, and each after its source and before its readers, which may be of other passes.
 """
 
 from __future__ import annotations
@@ -38,19 +36,16 @@ from itertools import count
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor, fx
 
 from policylang.graph import marks
 from policylang.graph.facts import Schedule, StepKind
 from policylang.language.syntax import NarrowForm
 from policylang.planning.schedule import IN_FLIGHT, SMALLER, pool_bytes
-from policylang.torch_compat.eager import storage_address, storage_bytes, storage_users, version
+from policylang.torch_compat.eager import empty_host_cache, storage_address, storage_bytes, storage_users, version
 from policylang.torch_compat.graphs import outside_of_modes
 
 HOST = torch.device("cpu")
-
-
 HostLink = Callable[[Tensor, Tensor], Callable[[], None] | None]
 """A link between a device and the host: starts filling the first tensor from the second, and returns a function that
 makes the computation wait for the end, if needed. Copies run in the order in which they start."""
@@ -69,21 +64,22 @@ def _on_own_stream(device: torch.device) -> HostLink:
         stream = out if source.device == device else back
         computing = torch.accelerator.current_stream(device)
         stream.wait_stream(computing)
-        torch.accelerator.set_stream(stream)
-        try:
-            target.copy_(source, non_blocking=True)
-            done = stream.record_event()
-        finally:
-            torch.accelerator.set_stream(computing)
-        return lambda: torch.accelerator.current_stream(device).wait_event(done)
+        with torch.accelerator.device_index(device.index):  # which a stream sets as well
+            torch.accelerator.set_stream(stream)
+            try:
+                target.copy_(source, non_blocking=True)
+                done = stream.record_event()
+            finally:
+                torch.accelerator.set_stream(computing)
+
+        def wait() -> None:
+            computing.wait_event(done)  # whichever thread waits: the memory of both sides is that stream's
+            if (own := torch.accelerator.current_stream(device)) != computing:
+                own.wait_event(done)
+
+        return wait
 
     return copy
-
-
-@frozen(eq=False)
-class _Copy:
-    target: Tensor
-    wait: Callable[[], None] | None
 
 
 class HostPool:
@@ -106,13 +102,13 @@ class HostPool:
         """A buffer for so many bytes of a device."""
         kind = device, pool_bytes(size)
         with self._lock:
-            free = self._free[kind]
-            in_use = 0 if free else self._look()
+            if not (free := self._free[kind]):
+                in_use = self._look()
             if free:
                 buffer = free.pop()
             else:
                 self.most = max(self.most, in_use + kind[1])
-                self._give_back()
+                self._free.clear()
                 buffer = self._allocate(*kind)
             self._taken.append((kind, buffer))
             return buffer[:size]
@@ -127,10 +123,11 @@ class HostPool:
         return self.in_use + sum(size * len(free) for (_, size), free in self._free.items())
 
     def give_back(self) -> None:
-        """Give back what is not in use."""
+        """Give back what is not in use. PyTorch keeps pinned memory that nobody uses until it is told to."""
         with self._lock:
             self._look()
-            self._give_back()
+            self._free.clear()
+        empty_host_cache()
 
     def _look(self) -> int:
         """Find what is free by now; the bytes that are in use."""
@@ -141,10 +138,6 @@ class HostPool:
             else:
                 self._taken.append((kind, buffer))
         return sum(size for (_, size), _ in self._taken)
-
-    def _give_back(self) -> None:
-        for free in self._free.values():
-            free.clear()
 
     def _allocate(self, device: torch.device, size: int) -> Tensor:
         if device.type != "cpu":
@@ -158,8 +151,8 @@ class HostPool:
 pool = HostPool()
 
 _links: dict[torch.device, HostLink] = {}
-_copies: dict[int, _Copy] = {}
-"""By the number on the ticket; for as long as the ticket lives."""
+_copies: dict[int, tuple[Tensor, Callable[[], None] | None]] = {}
+"""By the number on the ticket, for as long as the ticket lives, the target, and what waits unless that was done."""
 _numbers = count()
 
 
@@ -176,9 +169,17 @@ def _link(device: torch.device) -> HostLink:
 def _start(device: torch.device, target: Tensor, source: Tensor) -> Tensor:
     number = next(_numbers)
     ticket = torch.tensor([number], dtype=torch.int64, device=HOST)
-    _copies[number] = _Copy(target, _link(device)(target, source))
-    weakref.finalize(ticket, _copies.pop, number).atexit = False
+    _copies[number] = target, _link(device)(target, source)
+    weakref.finalize(ticket, _ended, number).atexit = False
     return ticket
+
+
+def _ended(number: int) -> Tensor:
+    """A copy that nobody awaited, because an error came between, has an end, too: its memory is someone else's then."""
+    target, wait = _copies.pop(number)
+    if wait is not None:
+        wait()
+    return target
 
 
 def _like(source: Tensor, device: torch.device) -> Tensor:
@@ -210,10 +211,10 @@ def _reload(host: Tensor, device: torch.device) -> Tensor:
 
 
 def _wait(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
-    copy = _copies[int(ticket)]
-    if copy.wait is not None:
-        copy.wait()
-    return copy.target
+    number = int(ticket)
+    target = _ended(number)
+    _copies[number] = target, None
+    return target
 
 
 _SLICES, _SMALL = 16, 1 << 20
@@ -296,41 +297,40 @@ for _name, _arguments, _kernel, _fake in (
     torch.library.register_fake(f"policylang::{_name}", _fake, lib=_library)
 
 _leaving = defaultdict[torch.device, deque[weakref.ref["HostValue"]]](deque)
-"""By device, the copies to the host in flight, in order."""
+"""By device, the copies to the host that are under way, in order."""
+_lock = threading.RLock()  # of that
 
 
 class HostValue:
-    """The memory of some tensors: being copied to the host, there, or being copied back. Each of them is asked for once
-    in a backward; when all were, the device's memory is theirs alone."""
+    """The memory of some tensors, on its way to the host, there, or on its way back. Each of them is asked for once in
+    a backward; when all were, the device's memory is theirs alone."""
 
     _wait: Callable[[], None] | None = None
 
     def __init__(self, tensor: Tensor) -> None:
         """Starts the copy of a plain tensor's memory. At most :data:`IN_FLIGHT` are under way: before that, the oldest
-        is awaited."""
+        is awaited, unless it is much larger."""
         self.device, self.bytes, self.address = tensor.device, storage_bytes(tensor), storage_address(tensor)
-        self.tensors = 0
+        self.tensors = self._given = 0
         self.written = False
         """The memory was written to while it was copied: it stayed on the device."""
         self.source: Tensor | None = _over(tensor, torch.uint8, (self.bytes,), (1,))
         self._of, self.version = tensor, version(tensor)
         self._back: Tensor | None = None
-        self._given = 0
-        under_way = _leaving[self.device]
-        while len(under_way) >= IN_FLIGHT and self._waits_for(under_way[0]()):
-            _left(under_way.popleft())
-        self._host: Tensor | None = pool.take(self.bytes, self.device)
-        self._wait = _link(self.device)(self._host, self.source)
-        pool.out += self.bytes
-        under_way.append(weakref.ref(self))
+        with _lock:
+            under_way = _leaving[self.device]
+            while len(under_way) >= IN_FLIGHT and self._waits_for(under_way[0]()):
+                _next_has_left(under_way)
+            self._host: Tensor | None = pool.take(self.bytes, self.device)
+            self._wait = _link(self.device)(self._host, self.source)
+            pool.out += self.bytes
+            under_way.append(weakref.ref(self))
 
     def _waits_for(self, oldest: HostValue | None) -> bool:
         return oldest is None or oldest.bytes <= SMALLER * self.bytes
 
     def left(self) -> None:
         """The copy to the host is awaited, and the device's memory is not held any longer."""
-        if self.source is None or self._host is None:
-            return
         self._await()
         self.written = version(self._of) != self.version
         if self.written:
@@ -372,17 +372,17 @@ class HostValue:
         self._await()  # before anyone has the memory that is copied from or to
 
 
-def _left(found: weakref.ref[HostValue]) -> None:
-    value = found()
-    if value is not None:
+def _next_has_left(under_way: deque[weakref.ref[HostValue]]) -> None:
+    if (value := under_way.popleft()()) is not None:
         value.left()
 
 
 def await_copies() -> None:
     """All copies to the host are awaited: a backward begins."""
-    for under_way in _leaving.values():
-        while under_way:
-            _left(under_way.popleft())
+    with _lock:
+        for under_way in _leaving.values():
+            while under_way:
+                _next_has_left(under_way)
 
 
 OFFLOAD_OP = torch.ops.policylang.offload.default

@@ -170,6 +170,13 @@ def default_generator(device: torch.device) -> torch.Generator | None:
     return generators[index]
 
 
+def empty_host_cache() -> None:
+    """Gives pinned memory that nobody uses back to the system. torch 2.11 has it under a private name."""
+    if torch.accelerator.is_available():
+        empty = getattr(torch.accelerator, "empty_host_cache", None)
+        (empty or torch._C._host_emptyCache)()
+
+
 clear_cast_weights: Callable[[], None] = torch.clear_autocast_cache
 """Forgets the weights that autocast has cast and kept: which casts are repeated depends on what ran before."""
 

@@ -71,9 +71,11 @@ def test_the_same_bits_however_late_the_copies_come(name: str, text: str) -> Non
 @pytest.mark.parametrize("kept", ["ticket", "source"])
 def test_without_a_wait_the_values_are_wrong(mlp: Flat, kept: str) -> None:
     """What the tests above rest on: a copy that nobody awaits, or whose source goes too early, shows."""
+    tickets: list[Tensor] = []
 
     def not_awaited(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
-        return copy_operators._copies[int(ticket)].target
+        tickets.append(ticket)
+        return copy_operators._copies[int(ticket)][0]
 
     def on_a_clone(value: Tensor) -> Tensor:
         return torch.ops.policylang.offload.default(value.clone())  # the clone is gone when the copy is made
@@ -86,6 +88,19 @@ def test_without_a_wait_the_values_are_wrong(mlp: Flat, kept: str) -> None:
     with copied_over(Late()):
         found = after.run()
     assert any(value.isnan().any() for value in found)
+
+
+def test_a_copy_that_an_error_cuts_off_is_awaited_before_its_memory_is_free() -> None:
+    late, x = Late(), torch.arange(8.0)
+    with copied_over(late):
+        ticket = copy_operators.OFFLOAD_OP(x)
+        host = copy_operators.WAIT_OP(ticket, x, copy_operators.HOST)
+        assert torch.equal(host, x)
+        ticket = copy_operators.RELOAD_OP(host, copy_operators.HOST)
+        assert late.pending
+        del ticket
+    assert late.pending == []
+    assert late.back == 1
 
 
 numbers = st.lists(st.integers(0, 63), min_size=12, max_size=120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,9 +175,13 @@ def test_the_bits_of_the_same_loop_without(
 ) -> None:
     expected = Trained.by(lambda model: LOOPS[loop](model, tmp_path / "plain"), llama())
     model, late = way(llama(), text), Late(1)
-    with copied_over(late):
+    taken_off = loop == "TRL GRPO" and way is the_switch  # to generate; the arguments have to ask for them again
+    expect = pytest.warns(policylang.PolicyWarning, match="APL426") if taken_off else nullcontext()
+    with copied_over(late), expect:
         found = Trained.by(lambda model: LOOPS[loop](model, tmp_path / "offloaded"), model)
     assert differences(expected, found) == []
+    if taken_off:
+        return
     assert late.out
     assert late.back
     assert (pool.in_use, late.pending) == (0, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -342,10 +343,34 @@ def test_what_no_checkpoint_takes_is_said() -> None:
     assert any("3 values that blocks returned stayed on the device" in each for each in found)
 
 
-def test_the_pool_is_given_back_with_the_model() -> None:
+@pytest.mark.parametrize("ending", ["the model goes first", "the loss goes first", "the policy is removed"])
+def test_the_pool_is_given_back_with_the_model(ending: str) -> None:
     _, model = pair(Plain, ALL)
-    plainly(model)
+    _, other = pair(Plain, CROSSING)
+    kept, loss = other(batch()), model(batch())
     assert pool.held
-    del model
+    if ending == "the policy is removed":
+        loss.backward()
+        policylang.checkpoint_model(model, None)
+    elif ending == "the loss goes first":
+        del loss, model
+    else:
+        del model, loss
     gc.collect()
-    assert not pool.held
+    assert pool.held == pool.in_use > 0, "what the other model holds"
+    kept.backward()
+
+
+def test_threads_take_steps_of_models_of_their_own() -> None:
+    pairs = [pair(Plain, ALL) for _ in range(4)]
+    for plain, _ in pairs:
+        plainly(plain)
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(10):
+            for _, model in pairs:
+                model.zero_grad()
+            list(threads.map(lambda both: plainly(both[1]), pairs))
+    for plain, model in pairs:
+        for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+    assert pool.in_use == 0
