@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 from torch import nn
 
-from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Flag, Phase
 from policylang.language.diagnostics import Diagnostic, Span, diagnose
 from policylang.language.syntax import Policy
@@ -42,6 +42,20 @@ class Problem:
 
     def refused(self, span: Span, **found: Any) -> PolicyMatchError:
         return PolicyMatchError([self.diagnostic(span=span, **found)])
+
+
+CAPTURED_COPIES = Problem(
+    "APL338",
+    "`{line}` copies values to the host while the step runs, which no CUDA graph captures",
+    'leave out what captures one (`mode="reduce-overhead"`, `triton.cudagraphs`, `torch.cuda.graph`), '
+    'or take `mode="max-autotune-no-cudagraphs"`',
+)
+
+
+def refuse_captured_copies(policy: Policy) -> None:
+    """Raises ``PolicyMeaningError`` that names the first line of a policy which offloads, if there is one."""
+    if span := next((rule.span for rule in policy.rules if rule.action.offloads), None):
+        raise PolicyMeaningError([CAPTURED_COPIES.diagnostic(span=span, line=span.one_line)])
 
 
 _MOST_FRAMES = 8

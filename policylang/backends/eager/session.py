@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, finalize, ref
 
+import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ from policylang.backends.eager.region import (
 )
 from policylang.backends.fsdp_weights import NamedBlock
 from policylang.backends.records import CompiledGraph
-from policylang.backends.refusals import refuse_another
+from policylang.backends.refusals import refuse_another, refuse_captured_copies
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
@@ -413,6 +414,8 @@ class CheckpointContext:
 
     def _begin_first(self, block: BlockCall) -> None:
         this_thread.begun += 1
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            refuse_captured_copies(self.session.policy)
         self._move_inputs(self.session.named(block.module))
         self.running = block.region.begin(block.module, block.args, block.kwargs)
         if isinstance(self.running.run, Observation):

@@ -35,7 +35,7 @@ from policylang.audit.code import CodeAudit
 from policylang.backends import caching, runtime
 from policylang.backends.joint import Done, JointPartitioner, partitions
 from policylang.backends.records import Findings, announce_cached, findings_from_json, findings_of, findings_to_json
-from policylang.backends.refusals import Problem
+from policylang.backends.refusals import Problem, refuse_captured_copies
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic, Span, is_error
@@ -281,19 +281,13 @@ _IN_ORDER = {"reorder_for_peak_memory": False}
 """Inductor would move copies between device and host for the memory they take, which it counts alike on both: it awaits
 a copy right where it starts, or fetches everything at once. Set for policies that offload, unless a user sets it."""
 _CUDA_GRAPHS = "triton.cudagraphs"
-CUDA_GRAPHS_AND_COPIES = Problem(
-    "APL338",
-    "`{line}` copies values to the host while the step runs, which no CUDA graph captures",
-    'leave out `mode="reduce-overhead"`, take `mode="max-autotune-no-cudagraphs"`, or set `triton.cudagraphs` to False',
-)
 
 
 def settings_to_copy(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
     """Inductor's settings for a policy that offloads. Raises ``PolicyMeaningError`` under CUDA graphs: without a word
     Inductor would capture none."""
     if given.get(_CUDA_GRAPHS, compilers.setting(_CUDA_GRAPHS)):
-        span = next(rule.span for rule in policy.rules if rule.action.offloads)
-        raise PolicyMeaningError([CUDA_GRAPHS_AND_COPIES.diagnostic(span=span, line=span.one_line)])
+        refuse_captured_copies(policy)
     return {**_IN_ORDER, **given}
 
 

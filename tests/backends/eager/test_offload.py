@@ -6,6 +6,7 @@ import copy
 import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import policylang
+from policylang.backends import copies
 from policylang.backends.copies import HOST, HostPool, pool
 from policylang.errors import PolicyGraphError
 from tests.support.late import Late, copied_over
@@ -374,3 +376,70 @@ def test_threads_take_steps_of_models_of_their_own() -> None:
         for one, other in zip(plain.parameters(), model.parameters(), strict=True):
             assert torch.equal(one.grad, other.grad)
     assert pool.in_use == 0
+
+
+def test_a_step_that_is_captured_is_refused_by_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = pair(Plain, ALL)
+    plainly(model)
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    with pytest.raises(policylang.PolicyMeaningError, match=r"APL338.*no CUDA graph captures"):
+        model(batch())
+    _, model = pair(Plain, "save everything")
+    plainly(model)
+
+
+class Accelerator:
+    """What torch says of one: a current device, a current stream of each, and what streams wait for."""
+
+    def __init__(self) -> None:
+        self.device, self.made = 0, 0
+        self.streams: dict[int, FakeStream] = {}
+        self.streams.update({at: FakeStream(self, torch.device("meta", at)) for at in range(2)})
+
+    def current_stream(self, device: torch.device) -> FakeStream:
+        return self.streams[device.index]
+
+    def set_stream(self, stream: FakeStream) -> None:
+        self.device = stream.device.index
+        self.streams[self.device] = stream
+
+    @contextmanager
+    def device_index(self, index: int) -> Iterator[None]:
+        before, self.device = self.device, index
+        yield
+        self.device = before
+
+
+class FakeStream:
+    def __init__(self, of: Accelerator, device: torch.device) -> None:
+        self.device, self.waits_for = device, list[Any]()
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.waits_for.append(other)
+
+    def wait_event(self, event: FakeStream) -> None:
+        self.waits_for.append(event)
+
+    def record_event(self) -> FakeStream:
+        return self
+
+
+def test_a_copy_leaves_device_and_stream_as_they_were_and_is_awaited_by_what_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accelerator = Accelerator()
+    for name in ("current_stream", "set_stream", "device_index"):
+        monkeypatch.setattr(torch.accelerator, name, getattr(accelerator, name))
+    monkeypatch.setattr(torch, "Stream", lambda device: FakeStream(accelerator, device))
+    computing, second = accelerator.streams[1], torch.device("meta", 1)
+    link = copies._on_own_stream(second)
+    wait = link(torch.empty(2, device=second), torch.empty(2, device=second))
+    assert accelerator.device == 0
+    assert accelerator.streams[1] is computing
+    assert wait is not None
+    accelerator.streams[1] = elsewhere = FakeStream(accelerator, second)  # another thread's
+    wait()
+    (copied,) = computing.waits_for
+    assert elsewhere.waits_for == [copied]
+    assert copied.waits_for == [computing]
