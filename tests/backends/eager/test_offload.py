@@ -334,6 +334,22 @@ def test_reports_say_what_was_copied_and_what_stayed() -> None:
     assert not any("stayed on the device" in each for each in report.notes)
 
 
+@pytest.mark.parametrize("action", ["save", "offload"])
+def test_what_crosses_blocks_counts_for_its_line_and_for_the_block_that_returns_it(action: str) -> None:
+    text = f"recompute everything in block\n{action} everything in block where crosses block"
+    _, model = pair(Plain, text + "\nexpect saved per block <= 200 B")
+    plainly(model)
+    report, size = policylang.report(model), 6 * 8 * 4
+    assert report.rules[1].decided == 4
+    moved = report.offloaded.bytes if report.offloaded else 0
+    assert (report.rules[1].saved_bytes, moved) == ((3 * size, 0) if action == "save" else (0, 3 * size))
+    assert report.saved.bytes == report.rules[1].saved_bytes
+    assert report.audit.agrees
+    _, model = pair(Plain, f"save everything in block where crosses block\nexpect saved per block <= {size - 1} B")
+    with pytest.raises(policylang.PolicyMatchError, match="saved per block"):
+        plainly(model)
+
+
 def test_what_no_checkpoint_takes_is_said() -> None:
     _, model = pair(Plain, CROSSING)
     x = batch()
