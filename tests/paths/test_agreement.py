@@ -182,14 +182,6 @@ def test_what_is_offloaded_is_the_same_on_every_path() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["save everything", "undecided -> save", "recompute everything"])
-def test_an_offload_is_decided_alike_whether_or_not_the_backward_reads_it(first: str) -> None:
-    found = agree(*setup("llama"), policylang.parse(f"{first}\noffload matmul"))
-    assert str(found).endswith("eager, joint and flat agree")
-    assert found.decisions.alike > 100
-
-
-@pytest.mark.slow
 def test_what_crosses_blocks_is_decided_alike_and_comes_back_as_early() -> None:
     lines = (
         "undecided -> save",
