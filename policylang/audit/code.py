@@ -16,7 +16,7 @@ from policylang.audit.report import CodeOrderReport
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.shown import counted
 from policylang.operators.calls import describe, group_name
-from policylang.operators.names import GETITEM, Category
+from policylang.operators.names import GETITEM, SUM, Category
 from policylang.operators.work import is_communication, is_product, is_wait, plain_name
 
 OTHER_ORDER = "APL345"
@@ -24,7 +24,6 @@ NOTHING_BETWEEN = "APL346"
 
 ELSEWHERE = -1
 """The number of a collective that no step of the same graph starts."""
-_SUM = "aten.add.Tensor"
 _HELP = (
     "a pass or a setting of Inductor's moved it after the graph was split: look at the passes and at the settings of "
     "`torch._inductor.config` that this program sets"
@@ -81,7 +80,7 @@ def steps_of(graph: fx.Graph) -> tuple[CommunicationStep, ...]:
             started[node] = started[source]
         elif is_product(node):
             kernels += 1
-            alone += len(node.users) != 1 or describe(next(iter(node.users)).target).name != _SUM
+            alone += len(node.users) != 1 or describe(next(iter(node.users)).target).name != SUM
     return tuple(found)
 
 

@@ -60,7 +60,11 @@ def plan(
     selections = selections_for(policy, facts, None if place is None else place.blocks, times=times)
     blocks = selections.blocks
     apart = capabilities.block_by_block and place is None
-    around = around_blocks(facts, blocks) if apart else decide.NOTHING_AROUND
+    checkpoints = checkpoint_of_all(facts, place) if place is not None else None
+    around = decide.NOTHING_AROUND
+    if apart:
+        checkpoints = checkpoints_around(facts, blocks)
+        around = around_blocks(facts, blocks, checkpoints)
     tagged = {} if apart else decide.user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     default: Default = policy.undecided.fate if policy.undecided is not None else "auto"
     if default == "auto" and capabilities.undecided is not None:
@@ -74,11 +78,6 @@ def plan(
     safety = decide.Safety(policy, facts, capabilities, decisions)
     needs = safety.enforce()
     check_cancelled()
-    checkpoints = None
-    if place is not None:
-        checkpoints = checkpoint_of_all(facts, place)
-    elif apart:
-        checkpoints = checkpoints_around(facts, blocks)
     stays: tuple[int, ...] = ()
     if capabilities.offloads and any(map(moves, decisions)):
         needs = with_checkpoints(needs, facts, decisions, checkpoints)

@@ -48,8 +48,8 @@ from policylang.graph.facts import (
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.selectors import with_lets
 from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, NarrowForm, Ordinal, Policy, Scope
-from policylang.operators.names import DETACHES, GETITEM
-from policylang.planning.value_outcome import Decision, offloads, recomputes
+from policylang.operators.names import DETACHES, GETITEM, SUM
+from policylang.planning.value_outcome import Decision, Why, offloads, recomputes
 
 
 @frozen(eq=False)
@@ -86,57 +86,51 @@ def checkpoint_of_all(facts: Facts, place: BlockContext) -> Checkpoints:
     of, first, last = array("i", bytes(4 * len(facts))), backward[:1] or [len(facts)], backward[-1:] or [OUTSIDE]
     returned = {row for row in facts.forward if place.crosses and facts.flags[row] & Flag.FORWARD_OUTPUT}
     crossing = returned.union(facts.storage_roots[row] for row in returned)
-    crossing = {row for row in crossing if facts.ops[facts.storage_roots[row]] == "call_function"}
-    return Checkpoints(
-        of,
-        (place.reach,),
-        first,
-        last,
-        ((),),
-        unchanged=place.unchanged,
-        inner=place.inner,
-        crossing=frozenset(crossing),
-    )
+    made = frozenset(row for row in crossing if facts.ops[facts.storage_roots[row]] == "call_function")
+    unchanged, inner = place.unchanged, place.inner
+    return Checkpoints(of, (place.reach,), first, last, ((),), unchanged=unchanged, inner=inner, crossing=made)
 
 
 def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
     """One around each block of a model's graph; a graph without blocks is one. Each micro-batch of a flat graph has its
     own. O(nodes + edges)."""
     block_of, phases = blocks.block_of, facts.phases
-    of = array("i", [OUTSIDE]) * len(facts)
+    of, within = array("i", [OUTSIDE]) * len(facts), array("i", [OUTSIDE]) * len(facts)  # forward; backward
     numbers: dict[tuple[int, int], int] = {}
     steps, behind = 0, False
     for row, phase in enumerate(phases):
+        block = block_of[row] if blocks.names else 0
         if facts.forward_mask[row]:
             steps, behind = steps + behind, False
-            block = block_of[row] if blocks.names else 0
             if block != OUTSIDE:
                 of[row] = numbers.setdefault((block, steps), len(numbers))
         elif phase == _BACKWARD:
-            behind = facts.kind is GraphKind.FLAT
+            behind, within[row] = facts.kind is GraphKind.FLAT, numbers.get((block, steps), OUTSIDE)
     reach, first, last = ([start] * len(numbers) for start in (0, len(facts), OUTSIDE))
+    given: list[dict[int, int]] = [{} for _ in numbers]  # with the first reader of each
     returned = bytearray(len(facts))
     for row in facts.forward:
-        returned[row] = of[row] != OUTSIDE and leaves_block(facts, row, of)
+        at = of[row]
+        returned[row] = at != OUTSIDE and leaves_block(facts, row, of)
+        for source in facts.inputs[row] if at != OUTSIDE else ():
+            if of[source] != at and facts.forward_mask[source] and not facts.flags[source] & Flag.SYMBOLIC:
+                given[at].setdefault(source, row)
     read, readers = set[int](), set[tuple[int, int]]()  # and by which block's backward what others return is read
     for row, phase in enumerate(phases):
         for source in facts.inputs[row] if phase == _BACKWARD else ():
             if not facts.forward_mask[source] or facts.flags[source] & Flag.SYMBOLIC:
                 continue
-            at = of[source]
-            # a block's output is read by the block's backward, or by that of the next block
+            at, end = of[source], source + 1
+            # a block's output is read by the block's backward, or by that of the next block, from its checkpoint
             if at == OUTSIDE or (returned[source] and block_of[row] != block_of[source]):
                 read.add(source)
                 if at != OUTSIDE:
                     readers.add((source, block_of[row]))
-                continue
-            reach[at], first[at], last[at] = max(reach[at], source + 1), min(first[at], row), max(last[at], row)
-    given: list[dict[int, None]] = [{} for _ in numbers]
-    for row in facts.forward:
-        at = of[row]
-        for source in facts.inputs[row] if at != OUTSIDE and row < reach[at] else ():
-            if of[source] != at and facts.forward_mask[source] and not facts.flags[source] & Flag.SYMBOLIC:
-                given[at][source] = None
+                at = within[row]
+                end = given[at].get(source, 0) if at != OUTSIDE else 0
+            if end:
+                reach[at], first[at], last[at] = max(reach[at], end), min(first[at], row), max(last[at], row)
+    given = [each if end else {} for each, end in zip(given, reach, strict=True)]
     takers = {(row, block) for (block, _), at in numbers.items() for row in given[at] if returned[row]}
     taken = {row for row, _ in takers}.difference(row for row, _ in readers - takers)
     crossing, roots = set(taken), facts.storage_roots
@@ -144,7 +138,10 @@ def checkpoints_around(facts: Facts, blocks: BlockTable) -> Checkpoints:
         while row != roots[row] and roots[facts.inputs[row][0]] == roots[row]:
             row = facts.inputs[row][0]
             crossing.add(row)
-    beyond = frozenset(row for row in facts.forward if returned[row] and row not in taken)
+    # what a block takes whose backward reads nothing, nobody holds
+    others = [row for row in facts.forward if returned[row] and row not in taken]
+    users = {row: [of[user] for user in forward_users(facts, row)] for row in others}
+    beyond = frozenset(row for row in others if row in read or OUTSIDE in users[row])
     return Checkpoints(of, reach, first, last, given, frozenset(read), crossing=frozenset(crossing), beyond=beyond)
 
 
@@ -155,12 +152,17 @@ def held_and_rerun(
     graph order. A saved view is kept with its memory; a view of an input costs nothing and is rebuilt."""
     roots, of, reach, inner = facts.storage_roots, checkpoints.of, checkpoints.reach, checkpoints.inner
     saved = set(checkpoints.read).union(*checkpoints.given)
+    # memory held for others: its own block may make it again
+    others = checkpoints.beyond.union(checkpoints.crossing or ())
+    returned = {each for row in others for each in (roots[row], facts.owners[row])}
     again: list[int] = []
     for row in facts.forward:
         if of[row] == OUTSIDE or row >= reach[of[row]]:
             continue
         decision = decisions[inner.get(row, row)]
         runs = decision is None or decision.outcome.reads_again
+        is_returned = roots[row] in returned or facts.owners[row] in returned
+        runs = runs or (is_returned and decision is not None and decision.why is Why.ALWAYS)
         if row in inner and not runs:
             continue
         if runs or (row in checkpoints.unchanged and roots[row] not in saved):
@@ -175,7 +177,11 @@ def held_and_rerun(
     moved = {row for row in saved.union(checkpoints.crossing or ()) if offloads(decisions[inner.get(row, row)])}
     memory = {roots[row] for row in moved}
     rebuilt = {row for row in saved if roots[row] in memory and recomputes(decisions[row])}
-    return tuple(sorted(saved - moved - rebuilt)), tuple(sorted(moved)), tuple(again)
+    # an operator of which one result is moved does not run again: the others are held beside it
+    whole = {facts.owners[row] for row in moved if facts.targets[row] == GETITEM}
+    saved.update(row for row in again if facts.owners[row] in whole and facts.targets[row] == GETITEM)
+    rerun = tuple(row for row in again if facts.owners[row] not in whole)
+    return tuple(sorted(saved - moved - rebuilt)), tuple(sorted(moved)), rerun
 
 
 def kept_rows(facts: Facts, saved: Collection[int]) -> frozenset[int]:
@@ -227,13 +233,14 @@ class AroundBlocks:
     """Each ``detach``, with its input. Autograd asks for it, as often as it likes: it is no operator of a block."""
 
 
-def around_blocks(facts: Facts, blocks: BlockTable) -> AroundBlocks:
+def around_blocks(facts: Facts, blocks: BlockTable, checkpoints: Checkpoints) -> AroundBlocks:
     """One pass over the edges; nothing of a graph without blocks, which is one block as a whole."""
     if not blocks.names:
         return AroundBlocks()
     block_of, owners = blocks.block_of, facts.owners
     outside = frozenset(row for row in facts.forward if block_of[row] == OUTSIDE)
-    returned = {owners[row] for row in facts.forward if block_of[row] != OUTSIDE and leaves_block(facts, row, block_of)}
+    held = checkpoints.beyond.union(checkpoints.crossing or ())
+    returned = {owners[row] for row in held if leaves_block(facts, row, block_of)}
     detached = [row for row in facts.forward if facts.targets[row] in DETACHES and facts.inputs[row]]
     return AroundBlocks(outside, frozenset(returned), {row: facts.inputs[row][0] for row in detached})
 
@@ -276,8 +283,6 @@ IN_FLIGHT = 2
 SMALLER = 16
 """In eager a copy to the host does not wait for an oldest one that is more than so many times its size: what attention
 returns beside its output would wait for that."""
-
-
 BLOCKS_AHEAD = 1
 """How many blocks ahead a copy back starts in eager, unless the policy has a line for it."""
 
@@ -444,7 +449,7 @@ def build_checkpointed_schedule(
         ends[last].append(at)
     copies = _BlockCopies(facts, checkpoints, leaving, runs)
     narrowed = _last_operators(facts, forms)
-    steps, held = copies.steps, list[tuple[int, int]]()
+    steps, held = copies.steps, copies.held
     region, inside, gradients, reads, until = 0, False, set[int](), list[int](), 0
     for row, op in enumerate(facts.ops):
         if op != "call_function":
@@ -458,19 +463,20 @@ def build_checkpointed_schedule(
                 if each in repeats:
                     steps.append((int(StepKind.SECOND_RUN), each, region))
                 elif each in leaving:
-                    steps.append((int(StepKind.WAIT_FROM_HOST), each, region))
+                    copies.take(each, region)
                 elif each in forms:
                     steps.append((int(StepKind.WIDEN), each, region))
                 else:
-                    held.append((each, len(steps)))
+                    held.append((each, len(steps) - 1))
         for at in ends.get(row, ()):
-            held.extend((each, len(steps)) for each in checkpoints.given[at] if not copies.moves(each))
+            held.extend((each, len(steps)) for each in checkpoints.given[at] if copies.holder(each) is None)
         if late and not facts.flags[row] & Flag.VIEW:
-            memory = (facts.storage_roots[each] for each in inputs[row])
+            memory = [facts.storage_roots[each] for each in inputs[row]]
             own = {each for each in memory if phases[each] == _BACKWARD or facts.input_kinds[each] == InputKind.TANGENT}
-            if gradients.isdisjoint(own):
+            adds_up = facts.targets[row] == SUM and own.issuperset(memory)  # gradients, when the nodes of both are over
+            if adds_up or gradients.isdisjoint(own):
                 held.extend((each, until) for each in reads)
-                gradients, reads = own, []
+                gradients, reads = set() if adds_up else own, []
             reads.extend(inputs[row])
             until = len(steps)
         copies.before(row)
@@ -506,31 +512,34 @@ class _BlockCopies:
     ) -> None:
         self.facts, self.of = facts, checkpoints.of
         self.steps: list[ScheduleStep] = []
+        self.held: list[tuple[int, int]] = []
+        self.recomputed = [at for at, reach in enumerate(checkpoints.reach) if reach]
+        self.number = {at: number for number, at in enumerate(self.recomputed)}
         self.holders = {facts.storage_roots[row]: row for row in moved}
-        self.given = [[each for each in given if self.moves(each)] for given in checkpoints.given]
+        self.given = [[each for each in given if self.holder(each) is not None] for given in checkpoints.given]
         """By block, the values that it reads and that wait on the host."""
-        self.taken = [[*dict.fromkeys(self._holder(each) for each in given)] for given in self.given]
+        holders, roots = self.holders, facts.storage_roots
+        self.taken = [[*dict.fromkeys(holders[roots[each]] for each in given)] for given in self.given]
         self.fetched = [
             [*dict.fromkeys((*taken, *(row for row in rows if row in moved)))]
             for taken, rows in zip(self.taken, runs, strict=True)
         ]
-        crossing = {row for taken in self.taken for row in taken}
+        crossing = {row for taken in self.taken for row in taken}.difference(*runs)  # and held by no other block
         last_readers = dict[int, int]()  # by operator: what it returns leaves together
         for row in facts.forward:
             for touched in (row, *facts.inputs[row]):
-                if self.moves(touched) and (holder := self._holder(touched)) not in crossing:
-                    last_readers[facts.owners[holder]] = row
+                if (holder := self.holder(touched)) is not None and self.of[holder] == self.of[row]:
+                    at = facts.owners[row] if facts.targets[row] == GETITEM else row
+                    last_readers[facts.owners[holder]] = max(at, last_readers.get(facts.owners[holder], at))
         self.leave_behind = defaultdict[int, list[int]](list)
         for holder in sorted(self.holders.values()):
             if holder not in crossing:
                 self.leave_behind[last_readers[facts.owners[holder]]].append(holder)
-        self.under_way, self.left, self.asked = list[int](), set[int](), set[int]()
+        self.under_way, self.left, self.asked, self.back = list[int](), set[int](), set[int](), dict[int, int]()
 
-    def moves(self, row: int) -> bool:
-        return self.facts.storage_roots[row] in self.holders
-
-    def _holder(self, row: int) -> int:
-        return self.holders[self.facts.storage_roots[row]]
+    def holder(self, row: int) -> int | None:
+        """What moves in the memory of a value."""
+        return self.holders.get(self.facts.storage_roots[row])
 
     def before(self, row: int) -> None:
         """A block that begins takes what it reads."""
@@ -541,10 +550,8 @@ class _BlockCopies:
         self._leave(self.leave_behind.get(row, ()))
 
     def _leave(self, rows: Iterable[int]) -> None:
-        for row in rows:
-            if row in self.left:
-                continue
-            sizes = self.facts.bytes
+        sizes = self.facts.bytes
+        for row in (each for each in rows if each not in self.left):
             while len(self.under_way) >= IN_FLIGHT and sizes[self.under_way[0]] <= SMALLER * sizes[row]:
                 self.steps.append((int(StepKind.WAIT_TO_HOST), self.under_way.pop(0), 0))
             self.steps.append((int(StepKind.COPY_TO_HOST), row, 0))
@@ -556,17 +563,29 @@ class _BlockCopies:
         self.steps += [(int(StepKind.WAIT_TO_HOST), row, region) for row in self.under_way]
         self.under_way.clear()
 
+    def take(self, row: int, region: int) -> None:
+        """A block takes what came back, which stays until the last has."""
+        if self.back.get(row) == region:
+            self.held.append((row, len(self.steps) - 1))
+            return
+        if row in self.back:
+            self.steps.append((int(StepKind.COPY_FROM_HOST), row, region))
+        self.back[row] = region
+        self.steps.append((int(StepKind.WAIT_FROM_HOST), row, region))
+
     def fetch(self, block: int, ahead: int, region: int) -> None:
         """The recomputation of a block begins: views of what it reads are taken again."""
         self.await_all(region)
-        for each in range(block, max(block - ahead, 0) - 1, -1):
-            if each not in self.asked:
-                self.asked.add(each)
-                self.steps += [(int(StepKind.COPY_FROM_HOST), row, region) for row in self.fetched[each]]
-        self.steps += [(int(StepKind.WAIT_FROM_HOST), row, region) for row in self.taken[block]]
+        last = self.number[block]
+        for at in range(last, max(last - ahead, 0) - 1, -1):
+            coming = [row for row in self.fetched[self.recomputed[at]] if row not in self.asked]
+            self.asked.update(coming)
+            self.steps += [(int(StepKind.COPY_FROM_HOST), row, region) for row in coming]
+        for row in self.taken[block]:
+            self.take(row, region)
         views = set[int]()
         for row in self.given[block]:
-            while row != self._holder(row) and row not in views:
+            while row != self.holder(row) and row not in views:
                 views.add(row)
                 row = self.facts.inputs[row][0]
         self.steps += [(int(StepKind.SECOND_RUN), row, region) for row in sorted(views)]

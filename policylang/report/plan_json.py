@@ -12,7 +12,7 @@ from policylang.graph.facts import StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.names import WAITS
 from policylang.planning.inspection import communication
-from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, copies_of_lines, values_at_peak
+from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, copies_of_rules, values_at_peak
 from policylang.planning.inspection.worth import EditWorth, Worth
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import render_json
@@ -144,7 +144,7 @@ def plan_json(
             for index, outcome in enumerate(plan.rules)
         ],
         "host_memory": plan.host_memory,
-        "copies": [asdict(each) for each in copies_of_lines(plan)],
+        "copies": [asdict(each) for each in copies_of_rules(plan).values()],
         "expectations": [asdict(each) for each in plan.expectations],
         "order": _order_data(found.communication, summary=summary),
         "at_peak": asdict(values_at_peak(found)),

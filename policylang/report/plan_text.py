@@ -457,10 +457,10 @@ def _rules(found: breakdown.Breakdown, worth: Sequence[Worth]) -> str:
 
 def copies_rows(found: breakdown.Breakdown) -> list[tuple[str, ...]]:
     """What each line copies to the host and back, below a head; empty where nothing is copied."""
-    lines = breakdown.copies_of_lines(found.plan)
+    lines = breakdown.copies_of_rules(found.plan)
     timed = found.plan.shown_times is not None
     rows: list[tuple[str, ...]] = [("line", "copied out", "back", *("hidden", "exposed", "waits")[: 3 * timed])]
-    for each in lines:
+    for each in lines.values():
         waits = [f"{block} {seconds_text(wait)}" for block, wait in each.waits.items()]
         times = (seconds_text(each.hidden), seconds_text(each.exposed), listed(waits, _MOST_WAITS))[: 3 * timed]
         source = file_name(each.source) if each.source else "checkpoint"

@@ -30,7 +30,7 @@ from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
-from policylang.planning.schedule import around_blocks
+from policylang.planning.schedule import around_blocks, checkpoints_around
 from policylang.simulation.node_times import NodeTimes
 
 NONE = -1
@@ -105,7 +105,7 @@ def fixed_owners(
     for owner in (*(owners[row] for row in keep), *routing_owners(facts)):
         fixed[owner] = STAYS
     if by_block and blocks is not None:
-        around = around_blocks(facts, blocks)
+        around = around_blocks(facts, blocks, checkpoints_around(facts, blocks))
         for row in (*around.outside, *around.block_outputs):
             fixed[owners[row]] = STAYS
     for owner, decision in tagged.items():

@@ -16,7 +16,7 @@ from policylang.graph.facts import Facts, Phase, StepKind
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import EAGER, JOINT, Capabilities
-from policylang.planning.inspection.breakdown import breakdown, copies_of_lines
+from policylang.planning.inspection.breakdown import breakdown, copies_of_rules
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
@@ -204,13 +204,13 @@ def test_each_line_says_what_it_copies_and_who_waits(tmp_path: Path) -> None:
     profile = read_device(tmp_path / "slow.toml")
     assert isinstance(profile, DeviceProfile)
     made = plan(policylang.parse(text), facts_of(MODEL), EAGER, device=profile)
-    crossing, inside = copies_of_lines(made)
+    crossing, inside = copies_of_rules(made).values()
     assert (crossing.source, crossing.out_bytes, crossing.back_bytes) == ("<policy>:3", 16, 16)
     assert (inside.source, inside.out_bytes, inside.back_bytes) == ("<policy>:4", 8, 8)
     # c1 takes 2 s from where it is wanted; all else arrives while blocks compute
     assert (crossing.waits, crossing.exposed, crossing.hidden) == ({"layers.2": 2.0}, 2.0, 6.0)
     assert (inside.waits, inside.exposed, inside.hidden) == ({}, 0.0, 4.0)
-    assert [each.exposed for each in copies_of_lines(planned(text))] == [None, None]
+    assert [each.exposed for each in copies_of_rules(planned(text)).values()] == [None, None]
     found = breakdown(made)
     said = plan_text(found, ())
     assert re.search(r"host memory +24 B", said)
@@ -295,18 +295,23 @@ def slow_schedule(
     def holds(block: int) -> list[int]:
         return [row for row in sorted(moved) if points.of[row] == block and row < points.reach[block]]
 
-    # when each leaves: before the first row of a block, or behind a row
+    # when each leaves: behind the last row of its block that touches it, or as the next block begins
     leaves: dict[tuple[int, bool], list[int]] = {}
     for row in forward:
         block = points.of[row]
         if block >= 0 and row == min(each for each in forward if points.of[each] == block):
             leaves[row, False] = [
-                each for each in reads(block) if all(each not in reads(other) for other in range(block))
+                each
+                for each in reads(block)
+                if each not in holds(points.of[each]) and all(each not in reads(other) for other in range(block))
             ]
     for value in moved:
-        if all(value not in reads(block) for block in range(count)):
+        if value in holds(points.of[value]) or all(value not in reads(block) for block in range(count)):
             touching = [
-                row for row in forward if any(roots[each] == roots[value] for each in (row, *facts.inputs[row]))
+                row
+                for row in forward
+                if points.of[row] == points.of[value]
+                and any(roots[each] == roots[value] for each in (row, *facts.inputs[row]))
             ]
             leaves.setdefault((max(touching), True), []).append(value)
     under_way: list[int] = []
@@ -317,17 +322,25 @@ def slow_schedule(
         steps.append((StepKind.COPY_TO_HOST, value, 0))
         under_way.append(value)
 
-    asked: set[int] = set()
+    recomputed = [block for block in range(count) if points.reach[block]]
+    asked, taken = set[int](), set[int]()
+
+    def take(value: int) -> None:
+        if value not in taken:
+            steps.append((StepKind.WAIT_FROM_HOST, value, 1))
+        taken.add(value)
+
     for row in calls:
         late = facts.phases[row] == Phase.BACKWARD
         for block in [each for each in range(count) if points.first[each] == row]:
             while under_way:
                 steps.append((StepKind.WAIT_TO_HOST, under_way.pop(0), 1))
-            for other in [each for each in range(block, block - ahead - 1, -1) if each >= 0 and each not in asked]:
-                asked.add(other)
-                back = [*reads(other), *(each for each in holds(other) if each not in reads(other))]
+            for other in [each for each in recomputed if each <= block][: -ahead - 2 : -1]:
+                back = [each for each in dict.fromkeys((*reads(other), *holds(other))) if each not in asked]
+                asked.update(back)
                 steps += [(StepKind.COPY_FROM_HOST, each, 1) for each in back]
-            steps += [(StepKind.WAIT_FROM_HOST, each, 1) for each in reads(block)]
+            for each in reads(block):
+                take(each)
             views = set()
             for each in points.given[block]:
                 while holder[roots[each]] not in (None, each):
@@ -335,8 +348,10 @@ def slow_schedule(
                     each = facts.inputs[each][0]
             steps += [(StepKind.SECOND_RUN, each, 1) for each in sorted(views)]
             for each in sorted({*holds(block), *again}):
-                if points.of[each] == block and each < points.reach[block]:
-                    steps.append((StepKind.SECOND_RUN if each in again else StepKind.WAIT_FROM_HOST, each, 1))
+                if points.of[each] == block and each < points.reach[block] and each in again:
+                    steps.append((StepKind.SECOND_RUN, each, 1))
+                elif points.of[each] == block and each < points.reach[block]:
+                    take(each)
         for value in leaves.get((row, False), []):
             leave(value)
         steps.append((StepKind.FIRST_RUN, row, int(late)))
@@ -372,15 +387,17 @@ def test_any_model_is_scheduled_as_the_sentences_say(drawn: list[int], text: str
     assert list(made.schedule) == slow_schedule(facts, made.checkpoints, moved, again, ahead)
     # every reader of the backward has the value: on the device, recomputed, or back from the host
     roots, there = facts.storage_roots, {row for row, op in enumerate(facts.ops) if op != "call_function"}
+    left = set[int]()  # a block that runs still holds what it is given
     for kind, row, region in made.schedule:
         if kind <= StepKind.SECOND_RUN:
-            gone = [facts.names[each] for each in facts.inputs[row] if roots[each] not in there]
+            now = there - left if region else there
+            gone = [facts.names[each] for each in facts.inputs[row] if roots[each] not in now]
             assert not gone, (facts.names[row], gone)
             there.add(roots[row])
         elif kind == StepKind.WAIT_TO_HOST:
-            there.discard(roots[row])
+            left.add(roots[row])
         elif kind == StepKind.WAIT_FROM_HOST:
-            there.add(roots[row])
+            left.discard(roots[row])
         assert region or kind <= StepKind.WAIT_TO_HOST
     assert max(host_memory(facts, made.schedule), default=0) == sum(pool_bytes(facts.bytes[row]) for row in moved)
 

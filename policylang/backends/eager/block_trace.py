@@ -68,7 +68,8 @@ def trace_of(observation: Observation, returned: Sequence[torch.Tensor]) -> Bloc
     with outside_of_modes():
         graph = _Graph(observation)
         graph.write(outputs)
-        facts = collect(graph.graph, kind=GraphKind.FLAT, state=graph.state())
+        kind = GraphKind.FLAT if observation.read_by_backward else GraphKind.FORWARD
+        facts = collect(graph.graph, kind=kind, state=graph.state())
         facts = evolve(facts, data_sizes=_data_sizes(facts, graph))
     nodes = [[node for call in range(*span) for node in graph.nodes[call]] for span in observation.spans]
     rows = tuple(_row(facts, [node.name for node in own]) for own in nodes)

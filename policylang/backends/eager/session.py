@@ -416,10 +416,11 @@ class CheckpointContext:
         this_thread.begun += 1
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             refuse_captured_copies(self.session.policy)
-        self._move_inputs(self.session.named(block.module))
         self.running = block.region.begin(block.module, block.args, block.kwargs)
         if isinstance(self.running.run, Observation):
             self._look_around(block)
+        if isinstance(self.running.run, Observation) or self.running.run.reach:
+            self._move_inputs(self.session.named(block.module))
         clear_cast_weights()
 
         def check_given(value: Tensor, written: int) -> None:
@@ -503,7 +504,7 @@ class CheckpointContext:
         if self.call is not None:
             self.call.finish(self._inputs, found)
             latest = this_thread.latest
-            if self.call.on_host or self.session in latest:
+            if self.call.on_host or (self.session in latest and self.call.reach):
                 self.call.before = latest.get(self.session, self.call.before)
                 latest[self.session] = ref(self.call)
         self.session.check_unmatched()

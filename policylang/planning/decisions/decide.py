@@ -152,8 +152,9 @@ def first_decisions(
             decisions[row] = outside
         elif owner in around.detached:
             decisions[row] = decisions[around.detached[owner]] or rest
-        elif owner in around.block_outputs and not (
-            winner[owner] != NO_RULE and by_rule[winner[owner]].outcome.is_held
+        elif (
+            owner in around.block_outputs
+            and not (by_rule[winner[owner]] if winner[owner] != NO_RULE else rest).outcome.is_held
         ):
             decisions[row] = block_output
         elif winner[owner] != NO_RULE:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from attrs import evolve
 
+from policylang.graph.blocks import OUTSIDE
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input
 from policylang.language.diagnostics import Diagnostic, Severity, diagnose, prefixed, removed
 from policylang.language.syntax import NARROW_BYTES, Action, NarrowForm, Policy
@@ -25,7 +26,7 @@ from policylang.operators.names import GETITEM, WAITS
 from policylang.planning import refusals
 from policylang.planning.decisions.decide import steering_values
 from policylang.planning.liveness import SavedForBackward
-from policylang.planning.schedule import Checkpoints
+from policylang.planning.schedule import Checkpoints, leaves_block
 from policylang.planning.selection import no_match
 from policylang.planning.value_outcome import Decision, Why, by_rule, is_open, moves, recomputes, saves
 
@@ -49,14 +50,20 @@ def resolve_offloads(
     What no rule speaks of follows the value, or else the view, with which it shares its memory; so does what a line
     saves that is above the one that narrows that: memory has one form.
     """
-    crossing = (checkpoints and checkpoints.crossing) or ()
-    asks = (row for row in crossing if (decision := decisions[row]) is not None and decision.form is not None)
-    needed = sorted({*needs.saved, *needs.undecided, *needs.offloaded, *needs.contingent, *asks})
-    said = {_holder(facts, row): decisions[row] for row in reversed(needed) if moves(decisions[row])}
+    passed = set[int]()  # what a block gives to another, whose backward may read nothing of it
+    of: Sequence[int] = bytes(len(facts)) if checkpoints is None else checkpoints.of
+    if checkpoints is not None:
+        crossing, beyond = checkpoints.crossing or (), checkpoints.beyond
+        inside = (row for row in facts.forward if of[row] != OUTSIDE and row not in beyond)
+        passed = {row for row in inside if row in crossing or leaves_block(facts, row, of)}
+    needed = sorted({*needs.saved, *needs.undecided, *needs.offloaded, *needs.contingent, *passed})
+    said = {(_holder(facts, row), of[row]): decisions[row] for row in reversed(needed) if moves(decisions[row])}
     for row in needed:
         decision, holder = decisions[row], _holder(facts, row)
-        followed = decisions[holder] if moves(decisions[holder]) else said.get(holder)
-        if decision is not None and followed is not None and _yields(decision, followed):
+        followed = decisions[holder] if moves(decisions[holder]) else said.get((holder, of[row]))
+        if decision is None or followed is None:
+            continue
+        if _yields(decision, followed) or (decision.why is Why.ALWAYS and row in passed):
             decisions[row] = followed
     asked = [row for row in needed if moves(decisions[row])]
     return _Offloads(policy, facts, decisions, needed, asked, spent, checkpoints).resolve() if asked else ()

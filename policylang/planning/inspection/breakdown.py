@@ -320,7 +320,7 @@ class LineCopies:
     """``file:line``; empty where no line decides, as for the model's own checkpoint."""
     out_bytes: int
     back_bytes: int
-    """A value that several blocks read comes back for each of them."""
+    """A value that several backwards read comes back for each of them."""
     hidden: float | None
     """Seconds in which copies run beside computation, or wait for each other."""
     exposed: float | None
@@ -329,34 +329,36 @@ class LineCopies:
     """By block, how long it waits; the longest first."""
 
 
-def copies_of_lines(plan: Plan) -> tuple[LineCopies, ...]:
-    """The lines that move values, in the order of the policy; collectives run as traced. One pass over the steps."""
-    schedule, times, log = plan.schedule, plan.shown_times, RunLog()
-    lines = defaultdict[int | None, list[tuple[int, StepKind, int]]](list)
+def copies_of_rules(plan: Plan) -> dict[int | None, LineCopies]:
+    """By rule what it moves, in the order that runs; under None what no rule decides. One pass over the steps."""
+    order = plan if plan.order is None or plan.order.times is None else plan.order
+    facts, schedule, log = order.facts, order.schedule, RunLog()
+    times = None if plan.shown_times is None else order.times
+    rules = defaultdict[int | None, list[tuple[int, StepKind, int]]](list)
     for step, (kind, row, _) in enumerate(schedule):
         if kind in (StepKind.COPY_TO_HOST, StepKind.WAIT_TO_HOST, StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST):
-            decision = plan.decisions[row]
-            lines[None if decision is None else decision.rule].append((step, StepKind(kind), plan.facts.bytes[row]))
-    if times is not None and lines:
-        walk(plan.facts, schedule, times, log)
+            decision = plan.decisions[plan.facts.index[facts.names[row]]]
+            rules[None if decision is None else decision.rule].append((step, StepKind(kind), facts.bytes[row]))
+    if times is not None and rules:
+        walk(facts, schedule, times, log)
     waited, following = dict(log.copy_waits), schedule.next_first_runs()
-    found = []
-    for rule in sorted(lines, key=lambda rule: len(plan.rules) if rule is None else rule):
+    found = dict[int | None, LineCopies]()
+    for rule in sorted(rules, key=lambda rule: len(plan.rules) if rule is None else rule):
         out, back = (
-            sum(size for _, kind, size in lines[rule] if kind is copy)
+            sum(size for _, kind, size in rules[rule] if kind is copy)
             for copy in (StepKind.COPY_TO_HOST, StepKind.COPY_FROM_HOST)
         )
         waits = defaultdict[str, float](float)
-        for step, _, _ in lines[rule]:
-            block = plan.block_of[following[step]] if plan.block_names and following[step] >= 0 else -1
-            waits[plan.block_names[block] if block >= 0 else OUTSIDE] += waited.get(step, 0.0)
+        for step, _, _ in rules[rule]:
+            block = order.block_of[following[step]] if order.block_names and following[step] >= 0 else -1
+            waits[order.block_names[block] if block >= 0 else OUTSIDE] += waited.get(step, 0.0)
         exposed = fsum(waits.values())
         hidden = max((out + back) / ((times and times.device.host_bandwidth) or inf) - exposed, 0.0)
         longest = {block: wait for block, wait in sorted(waits.items(), key=lambda each: -each[1]) if wait}
         source = "" if rule is None else plan.policy.rules[rule].source
         seconds = (hidden, exposed) if times is not None else (None, None)
-        found.append(LineCopies(source, out, back, seconds[0], seconds[1], longest))
-    return tuple(found)
+        found[rule] = LineCopies(source, out, back, seconds[0], seconds[1], longest)
+    return found
 
 
 # --- rules ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from attrs import evolve
 
 from policylang.graph.chains import Chains
-from policylang.graph.facts import Facts, Flag, GraphKind, StepKind, mask_of
+from policylang.graph.facts import Facts, Flag, GraphKind, mask_of
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import (
     Diagnostic,
@@ -48,6 +48,7 @@ from policylang.language.syntax import (
 )
 from policylang.operators.names import is_all_gather
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.inspection.breakdown import copies_of_rules
 from policylang.planning.inspection.worth import SAVED, as_counted
 from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.plan import Plan, RuleOutcome
@@ -55,7 +56,7 @@ from policylang.planning.planner import plan as make_plan
 from policylang.planning.selection.selectors import OperatorPrices, amount_of, operator_matcher
 from policylang.planning.value_outcome import Why, by_rule, is_open, offloads, recomputes, saves
 from policylang.simulation.node_times import is_fused, operator_name
-from policylang.simulation.streams import RunLog, size_in_flight, walk
+from policylang.simulation.streams import size_in_flight
 
 SEVERAL_BLOCKS, ONE_BLOCK, FREES_NOTHING, SAVES_MORE = "APL701", "APL702", "APL703", "APL704"
 COMMUNICATES_TWICE, EXPOSED_COPIES, NO_WORTH, NEAR_VALUES = "APL705", "APL706", "APL707", "APL708"
@@ -330,22 +331,22 @@ def _names(policy: Policy, rule: Rule, target: str) -> bool:
 
 def _exposed_copies(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
     """The rules for whose copies to the host and back computation waits."""
-    if plan.shown_times is None or not any(map(offloads, plan.decisions)):
+    if plan.shown_times is None or plan.shown_step_time is None or not any(map(offloads, plan.decisions)):
         return
-    exposed, step = _waits_for_copies(plan)
-    for index, seconds in sorted(exposed.items()):
-        if seconds <= _LOWER * step:
+    step, rules = plan.shown_step_time.step, plan.policy.rules
+    for index, copies in copies_of_rules(plan).items():
+        seconds, moved = copies.exposed or 0.0, copies.out_bytes
+        if index is None or seconds <= _LOWER * step:
             continue
-        rule, rules = plan.policy.rules[index], plan.policy.rules
-        rows = plan.schedule.rows_of(StepKind.COPY_TO_HOST)
-        moved = sum(plan.facts.bytes[row] for row in rows if plan.rule_of(row) is rule)
+        rule = rules[index]
         help, fixes = "save or recompute the values instead", [removed(rule.span)]
         for halvings in range(1, _HALVINGS + 1):
             budget = format_quantity(moved / 2**halvings, "bytes")
             limit = Quantity(read_quantity(*budget.split())[0], "bytes")
             other = _planned(plan, capabilities, (*rules[:index], evolve(rule, budget=limit), *rules[index + 1 :]))
-            waits, whole = _waits_for_copies(other)
-            if waits.get(index, 0.0) <= _LOWER * whole:
+            whole = 0.0 if other.step_time is None else other.step_time.step
+            left = copies_of_rules(other).get(index)
+            if left is None or (left.exposed or 0.0) <= _LOWER * whole:
                 end = rule.tail or Span(rule.span.source, rule.span.end, rule.span.end)
                 text = f"{'' if rule.tail else ' '}up to {budget} per rank"
                 step_text = format_quantity(whole, "seconds")
@@ -364,23 +365,6 @@ def _exposed_copies(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnost
 
 
 _HALVINGS = 5
-
-
-def _waits_for_copies(plan: Plan) -> tuple[dict[int, float], float]:
-    """By rule, the seconds that computation waits for its copies; and the seconds of the step."""
-    facts, schedule, times = plan.facts, plan.schedule, plan.times
-    if plan.order is not None and plan.order.times is not None:
-        facts, schedule, times = plan.order.facts, plan.order.schedule, plan.order.times
-    assert times is not None
-    log, found = RunLog(), dict[int, float]()
-    end = walk(facts, schedule, times, log).end
-    for step, seconds in log.copy_waits:
-        decision = plan.decisions[plan.facts.index[facts.names[schedule.rows[step]]]]
-        if decision is not None and decision.rule is not None:
-            found[decision.rule] = found.get(decision.rule, 0.0) + seconds
-    return found, end
-
-
 _WORTH = 1e-4
 """The share of the step below which the worth of a rule is nothing."""
 _MEMORY = ("saved_bytes", "recomputed_bytes", "offloaded_bytes")

@@ -503,7 +503,9 @@ def _is(predicate: syntax.Is, facts: Facts, blocks: BlockTable, chains: Chains) 
         case "is mutated":
             return lambda row: bool(flags[row] & Flag.READS_MUTATED) or flags[row] & _WRITTEN == Flag.WRITES
         case "feeds backward":
-            return lambda row: bool(flags[row] & Flag.FEEDS_BACKWARD)
+            # what a block returns is read by the backward of what follows
+            feeds = Flag.FEEDS_BACKWARD if blocks.alone is None else Flag.FEEDS_BACKWARD | Flag.FORWARD_OUTPUT
+            return lambda row: bool(flags[row] & feeds)
         case "is random":
             return lambda row: bool(flags[row] & Flag.RANDOM)
         case "is multi_output":

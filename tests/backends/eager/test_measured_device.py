@@ -28,7 +28,6 @@ from tests.support.device import BACK, OUT, PROFILE, Device, Step
 from tests.support.drawn import examples
 
 WIDTH, TOKENS = 32, 64
-TENSOR = WIDTH * TOKENS * 4
 
 
 class Block(nn.Module):
@@ -40,6 +39,8 @@ class Block(nn.Module):
         self.linears = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in steps])
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.steps:
+            return x + 1  # its backward reads nothing
         values = [x]
         for number, step in enumerate(self.steps):
             values.append(STEPS[step](self.linears[number](values[-1]), values[number // 2]))
@@ -51,11 +52,17 @@ def _chunked(x: Tensor, other: Tensor) -> Tensor:
     return torch.cat([right.sigmoid(), left * other[:, : WIDTH // 2]], dim=1)
 
 
+def _twice(x: Tensor, _: Tensor) -> Tensor:
+    left, right = x.sigmoid(), x.tanh()
+    del x  # no graph says what a local variable holds
+    return left * right
+
+
 STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "norm": lambda x, _: functional.layer_norm(x, (WIDTH,)),
     "gelu": lambda x, _: functional.gelu(x),
     "sigmoid": lambda x, _: x.sigmoid(),
-    "twice": lambda x, _: x.sigmoid() * x.tanh(),
+    "twice": _twice,
     "gated": lambda x, other: functional.silu(x) * other,
     "softmax": lambda x, _: x.softmax(1),
     "turned": lambda x, _: x.t().sigmoid().t(),
@@ -65,6 +72,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "attention": lambda x, other: functional.scaled_dot_product_attention(
         x[None, None], x[None, None], other[None, None]
     )[0, 0],
+    "linear": lambda x, _: x,
     "residual": lambda x, other: x + other,
     "joined": lambda x, _: torch.cat([x.narrow(1, 3, WIDTH - 3).tanh(), x.narrow(1, 0, 3)], dim=1),
 }
@@ -97,7 +105,8 @@ def traced(programs: tuple[tuple[str, ...], ...]) -> Facts:
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
-    return [each.grad for each in model.parameters() if each.grad is not None]
+    """Their bits: an infinite one is one, too."""
+    return [each.grad.view(torch.int32) for each in model.parameters() if each.grad is not None]
 
 
 def measured(programs: tuple[tuple[str, ...], ...], text: str) -> Step:
@@ -131,9 +140,7 @@ def compare(programs: tuple[tuple[str, ...], ...], text: str) -> None:
     assert {way: [each.bytes for each in found.copies if each.way == way] for way in ways} == copied
     assert found.host == made.host_memory
     assert found.exposed == pytest.approx(walked.exposed, rel=0.15, abs=1e-6)
-    # where an operator is recomputed among saved ones, the plan may be off by one tensor, which is more in small models
-    slack = TENSOR if "recompute addmm" in text or "every 2nd" in text else 0
-    assert abs(peak - found.peak) <= max(0.02 * found.peak, slack), (peak, found.peak)
+    assert peak == pytest.approx(found.peak, rel=0.02)
 
 
 GROUNDS = ("recompute everything in block", "save everything in block", "offload everything in block")
@@ -145,6 +152,7 @@ RULES = (
     "optional offload sigmoid, gelu in block outside last 2 blocks",
     "optional offload everything in block where is multi_output",
     "optional offload addmm in block where feeds backward",
+    "optional offload select in block",
     "optional offload addmm, tanh in block up to 40 KiB per rank",
     "optional save first addmm per block",
     "optional save every 2nd addmm per block",
@@ -154,7 +162,7 @@ RULES = (
 LINES = ("", "optional prefetch offloaded 2 blocks ahead", "optional prefetch offloaded 3 blocks ahead")
 
 random_step = st.sampled_from(sorted(STEPS))
-random_block = st.lists(random_step, min_size=1, max_size=4).map(tuple)
+random_block = st.lists(random_step, max_size=4).map(tuple)
 
 
 @given(
@@ -171,10 +179,11 @@ def test_random_blocks_come_to_what_is_planned(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ground", GROUNDS)
 @given(st.data())
-@settings(max_examples=1500)
-def test_many_random_blocks_come_to_what_is_planned(data: st.DataObject) -> None:
+@settings(max_examples=500)
+def test_many_random_blocks_come_to_what_is_planned(ground: str, data: st.DataObject) -> None:
     programs = data.draw(st.lists(random_block, min_size=1, max_size=6).map(tuple))
-    ground, line = data.draw(st.sampled_from(GROUNDS)), data.draw(st.sampled_from(LINES))
+    line = data.draw(st.sampled_from(LINES))
     rules = data.draw(st.lists(st.sampled_from(RULES), max_size=5, unique=True))
     compare(programs, "\n".join(["blocks layers.*", f"optional {ground}", *rules, line]))
