@@ -325,9 +325,9 @@ def fit(plan: Plan, gradients: Collection[int], chosen: Collection[int] | None =
     """The plan with everything decided that the policy leaves open. ``gradients`` are the nodes that the backward
     returns, ``chosen`` those that min-cut would save: an undecided value is saved if it is among them and recomputed if
     not, and one traced in the backward that does not depend on it moves to the forward if min-cut saves it, unless it
-    is a view of offloaded memory, with all that only moved nodes read. Symbolic sizes of forward tensors that the backward needs are computed in the
-    forward, so that the tensors need not be kept for them. Dead backward nodes read nothing, and the inputs of a moved
-    or dead node no longer feed the backward."""
+    is a view of offloaded memory, with all that only moved nodes read. Symbolic sizes of forward tensors that the
+    backward needs are computed in the forward, so that the tensors need not be kept for them. Dead backward nodes read
+    nothing, and the inputs of a moved or dead node no longer feed the backward."""
     facts = plan.facts
     phases, inputs, flags, decisions = list(facts.phases), list(facts.inputs), list(facts.flags), list(plan.decisions)
     for row in gradients:
