@@ -319,7 +319,7 @@ class ChunkKind(StatementKind):
 
     def check(self, chunk: syntax.Chunk) -> Iterator[Diagnostic]:
         if chunk.slices is not None and chunk.slices < 2:
-            message = f"{chunk.slices} slice{'' if chunk.slices else 's'} cut nothing"
+            message = f"`into {chunk.slices}` cuts nothing"
             yield diagnose("APL205", message, chunk.span, help="write a number from 2, such as `into 8`")
         yield from _of_nothing(chunk.size, "in a slice", "256 MiB")
 

@@ -29,8 +29,9 @@ VIEWS_UNSAID = frozenset(
 """Operators that return memory of their first argument without declaring it in their schemas."""
 OFFLOAD, RELOAD, HOST_COPY_WAIT = "policylang.offload.default", "policylang.reload.default", "policylang.wait.default"
 HOST_COPIES = (OFFLOAD, RELOAD, HOST_COPY_WAIT)
-SCALES, NARROW, WIDEN = "policylang.scales.default", "policylang.narrow.default", "policylang.widen.default"
 """The operators that start a copy to the host, start one back, and wait for either."""
+SCALES, NARROW, WIDEN = "policylang.scales.default", "policylang.narrow.default", "policylang.widen.default"
+"""The operators that give the scales of rows, and take a value to a narrower type and back."""
 SAVES_RANDOM_STATE = "run_and_save_rng_state"
 RUNS_WITH_RANDOM_STATE = ("run_with_rng_state", "graphsafe_run_with_rng_state")
 """Higher-order operators that run a random operator."""
