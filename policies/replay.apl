@@ -8,7 +8,7 @@
 #                 The tags of the model's own `checkpoint`, which come along with the nodes, have been followed or
 #                 overridden by then: what was recorded stands, so all lines say `override`.
 # What it costs   Nothing beyond what the first decision costs.
-# Not for         a first compilation. Where nothing is recorded the last line matches nothing, and that is an error:
+# Not for         a first compilation. Where nothing is recorded the `save` line matches nothing, and that is an error:
 #                 the record was lost on the way, and a silent "recompute everything" would be the result.
 
 policy replay

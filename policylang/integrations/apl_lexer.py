@@ -176,7 +176,8 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
         return fixed
     if opener.type == "REQUIRES":
         return Number if word[0].isdigit() else Name
-    if (opener.type, behind, str(word)) in _COMPLETING and (after is None or after.type == "OVER"):
+    ends = after is None or after.type == "OVER" or opener.type == "CHUNK"
+    if (opener.type, behind, str(word)) in _COMPLETING and ends:
         return Operator.Word
     if behind in _PLACES:
         return Name.Namespace

@@ -42,7 +42,7 @@ class Dims:
 
 
 @frozen
-class Digit:
+class RowDim:
     """A part of one dimension, whose length is ``outer * size * inner``: rows of a batch that was flattened."""
 
     dim: int
@@ -55,14 +55,14 @@ class Digit:
         return self.outer * rows * self.inner
 
 
-def viewed(digit: Digit, shape: Shape, other: Shape) -> Digit | None:
+def viewed(digit: RowDim, shape: Shape, other: Shape) -> RowDim | None:
     """A digit after a view of a contiguous ``shape`` as ``other``; None where the view cuts it."""
     low = prod(shape[digit.dim + 1 :]) * digit.inner
     high, below = low * digit.size, prod(other)
     for dim, length in enumerate(other):
         below, above = below // max(length, 1), below
         if low % below == 0 and above % high == 0 and above >= high:
-            return Digit(dim, above // high, digit.size, low // below)
+            return RowDim(dim, above // high, digit.size, low // below)
     return None
 
 

@@ -174,7 +174,7 @@ def test_what_would_free_nothing_or_come_back_changed_stays_with_a_reason() -> N
     assert "offloads nothing: it leaves 4 forward values on the device" in warning
     plan = FlatPath().apply(flat.fresh().gm, policy).plan
     details = next(found.details for found in plan.diagnostics if found.code == "APL316")
-    for reason in ("which the graph is given", "the caller holds it", "may write to it", "of the forward, reads it"):
+    for reason in ("an input of the graph", "the caller holds it", "may write to it", "of the forward, reads it"):
         assert any(reason in line for line in details), details
     assert_bitwise_equal(flat.fresh().run(), fresh.run())
 

@@ -161,7 +161,7 @@ TWO = [
     Fault("few keys in the store", case.keys_stay_few, (), fast=True),
     Fault("no thread", case.no_thread_runs, (), fast=True),
     # --- last: what it leaves in the store is read while a rank waits ---
-    Fault("garbage in the store", case.writes_garbage, (UNREADABLE,), ("message", "policylang"), fast=True),
+    Fault("garbage in the store", case.writes_garbage, (UNREADABLE,), ("foreign entry", "policylang"), fast=True),
 ]
 
 ORDERS = [

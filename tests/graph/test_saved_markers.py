@@ -37,7 +37,7 @@ def found_in(text: str, *marks: SavedMarker) -> tuple[list[str], list[LostMarker
     markers = {row: marks[int(mark)] for row, (*_, mark) in enumerate(lines) if mark}
     columns = {"names": names, "targets": targets, "phases": phases, "inputs": inputs, "users": users, "owners": owners}
     found = find(markers, SimpleNamespace(**columns))
-    return [names[row] for row in dict.fromkeys(found.saved)], found.lost
+    return [names[row] for row in dict.fromkeys(row for row, _ in found.saved)], found.lost
 
 
 VALUE, COPY, BOTH = record("op"), record("op", copies=True), record("op", value=True, copies=True)

@@ -113,8 +113,7 @@ def test_a_snapshot_without_annotations_is_read_and_says_so() -> None:
     (nothing,) = [each for each in found if each.code == "APL301"]
     assert nothing.details == (
         "sin: 1 node",
-        "where annotated ap_must_save: 0 of them; what is annotated is not known of this graph: its snapshot is older "
-        "than that",
+        "where annotated ap_must_save: 0 of them; this snapshot has no annotations: an older policylang wrote it",
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from policylang.operators.calls import describe, parameters
-from policylang.operators.rows import Digit, dims_of, is_known, viewed
+from policylang.operators.rows import RowDim, dims_of, is_known, viewed
 
 aten = torch.ops.aten
 GENERATOR = torch.Generator().manual_seed(3)
@@ -185,12 +185,12 @@ def test_slices_of_the_inputs_give_slices_of_the_result_or_parts_of_a_sum(call: 
 
 
 def test_a_view_keeps_rows_that_it_does_not_cut() -> None:
-    batch = Digit(1, 1, 12, 1)  # the tokens of [2, 12, 5]
+    batch = RowDim(1, 1, 12, 1)  # the tokens of [2, 12, 5]
     flat = viewed(batch, (2, 12, 5), (24, 5))
-    assert flat == Digit(0, 2, 12, 1)
+    assert flat == RowDim(0, 2, 12, 1)
     assert viewed(flat, (24, 5), (2, 12, 5)) == batch
-    assert viewed(Digit(0, 1, 24, 1), (24, 5), (2, 12, 5)) is None
-    assert viewed(Digit(0, 1, 2, 12), (24, 5), (2, 12, 5)) == Digit(0, 1, 2, 1)
+    assert viewed(RowDim(0, 1, 24, 1), (24, 5), (2, 12, 5)) is None
+    assert viewed(RowDim(0, 1, 2, 12), (24, 5), (2, 12, 5)) == RowDim(0, 1, 2, 1)
 
 
 @pytest.mark.parametrize(

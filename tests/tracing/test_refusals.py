@@ -87,7 +87,7 @@ def loop(model: nn.Module, x: Tensor) -> Tensor:
 def test_a_step_that_asks_for_values(loss_fn: Callable[..., Tensor]) -> None:
     diagnostic, error = refused(loss_fn)
     assert diagnostic.code == "APL362"
-    assert "decides by the values of a tensor" in diagnostic.message
+    assert "branches on the values of a tensor" in diagnostic.message
     assert "test_refusals.py" in diagnostic.details[0]
     assert (
         loss_fn.__code__.co_firstlineno

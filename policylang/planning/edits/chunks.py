@@ -28,7 +28,7 @@ from policylang.language.syntax import Chunk
 from policylang.operators import rows as of_rows
 from policylang.operators.layouts import contiguous
 from policylang.operators.names import CAT, CLONE, GETITEM, PRODUCTS, SLICE, VIEW
-from policylang.operators.rows import LIKE, NLL, Digit, Dims
+from policylang.operators.rows import LIKE, NLL, Dims, RowDim
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
 from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
 
@@ -154,14 +154,14 @@ class Chunks(EditPlanner[Chunk]):
         # The longest rows that views do not cut say most.
         raise max(found, key=lambda each: (each[1].detail != "view", each[0]))[1]
 
-    def _axes(self, head: int) -> Iterator[Digit]:
+    def _axes(self, head: int) -> Iterator[RowDim]:
         """The rows of a product's result that a region may be cut along: a dimension, or a part of one that views
         before or behind it show."""
         facts = self.facts
         shape = facts.shapes[head] or ()
         if facts.strides[head] is None or len(shape) < 2:
             raise RefusedError(f"sizes not fixed: {facts.names[head]}")
-        found = {Digit(dim, 1, length, 1): None for dim, length in enumerate(shape[:-1])}
+        found = {RowDim(dim, 1, length, 1): None for dim, length in enumerate(shape[:-1])}
         source = next((row for row in facts.inputs[head] if row_digits(facts, row, shape)), -1)
         views = [(source, row) for row in facts.inputs[source]] if source >= 0 else []
         views += [(head, row) for row in facts.users[head]]
@@ -170,7 +170,7 @@ class Chunks(EditPlanner[Chunk]):
             if of_rows.is_view(facts.targets[view]):
                 full, here = facts.shapes[other] or (), facts.shapes[near] or ()
                 for dim, length in enumerate(full[:-1]):
-                    digit = of_rows.viewed(Digit(dim, 1, length, 1), full, here)
+                    digit = of_rows.viewed(RowDim(dim, 1, length, 1), full, here)
                     if digit is not None and digit.dim < len(shape) - 1:
                         found.setdefault(digit)
         return iter(sorted((each for each in found if each.size > 1), key=lambda each: -each.size))
@@ -182,21 +182,21 @@ def row_digits(facts: Facts, row: int, shape: tuple[int, ...]) -> bool:
     return len(own) == len(shape) and own[:-1] == shape[:-1]
 
 
-Placed = tuple[int, Digit]
+Placed = tuple[int, RowDim]
 """A value that is cut, and along what."""
 
 
 class Region:
     """What is cut along some rows of a product's result. Raises :class:`RefusedError` where it cannot be."""
 
-    def __init__(self, facts: Facts, head: int, rows: Digit, module: str, *, together: bool) -> None:
+    def __init__(self, facts: Facts, head: int, rows: RowDim, module: str, *, together: bool) -> None:
         self.facts, self.head, self.size, self.together = facts, head, rows.size, together
         self.module = module
         """Forward values are followed within it, unless they have the columns; empty: everywhere."""
         width = len(facts.shapes[head] or ()) - 1
-        self.rows: dict[int, tuple[Digit | None, ...]] = {head: (rows,)}
+        self.rows: dict[int, tuple[RowDim | None, ...]] = {head: (rows,)}
         """By node that carries rows, where each tensor that it returns has them; None for a sum over them."""
-        self.wide: dict[int, tuple[Digit | None, ...]] = {head: (Digit(width, 1, (facts.shapes[head] or ())[-1], 1),)}
+        self.wide: dict[int, tuple[RowDim | None, ...]] = {head: (RowDim(width, 1, (facts.shapes[head] or ())[-1], 1),)}
         """The same for the columns."""
         self.stuck: dict[int, str] = {}
         """What needs all slices, or mixes rows, and why."""
@@ -208,7 +208,7 @@ class Region:
         self.taken_in: set[int] = set()
         """Members that only other members read, and of which nothing says yet where they have rows."""
         self._follow()
-        self.reads: dict[int, list[Digit | None]] = {}
+        self.reads: dict[int, list[RowDim | None]] = {}
         """By member, the rows of each tensor among its arguments; None for one that every slice reads whole."""
         self.dims: dict[int, Dims | None] = {}
         self.cut: dict[Placed, None] = {}
@@ -282,7 +282,7 @@ class Region:
         if self.rows[row] == (None,):
             self._stop(row, f"{self.facts.names[row]} is a sum over all rows")
 
-    def labelled(self, row: int, result: Digit | None) -> tuple[list[Digit | None], list[Digit | None], Dims | None]:
+    def labelled(self, row: int, result: RowDim | None) -> tuple[list[RowDim | None], list[RowDim | None], Dims | None]:
         """Where the tensors that a call reads, and those that it makes, have the rows: from those of them that are
         known, or from what is wanted of its result."""
         facts, name = self.facts, self.facts.names[row]
@@ -317,15 +317,15 @@ class Region:
         if label in dims.mixed or label == of_rows.NONE:
             raise RefusedError(f"mixes rows: {name}")
 
-        def place(labels: Sequence[int]) -> Digit | None:
-            return Digit(labels.index(label), outer, size, inner) if label in labels else None
+        def place(labels: Sequence[int]) -> RowDim | None:
+            return RowDim(labels.index(label), outer, size, inner) if label in labels else None
 
         made = [place(labels) for labels in dims.makes]
         if label in dims.summed and target in _BIASED:
             raise RefusedError(f"adds to a sum over all rows: {name}")
         return [place(labels) for labels in dims.reads], made, dims
 
-    def _columns(self, row: int, dims: Dims | None) -> tuple[Digit | None, ...]:
+    def _columns(self, row: int, dims: Dims | None) -> tuple[RowDim | None, ...]:
         """Where the columns are afterwards."""
         facts = self.facts
         refs = list(tensors(facts.arguments[row]))
@@ -339,7 +339,7 @@ class Region:
         labels = [each[digit.dim] for each, digit in zip(dims.reads, known, strict=True) if digit is not None]
         first = next(digit for digit in known if digit is not None)
         return tuple(
-            next((Digit(made.index(each), 1, first.size, 1) for each in labels if each in made), None)
+            next((RowDim(made.index(each), 1, first.size, 1) for each in labels if each in made), None)
             for made in dims.makes
         )
 
@@ -347,7 +347,7 @@ class Region:
         """Take in what lies between members, and what is wide and only they read; what else they read along rows is
         cut. Against the order of the graph: all readers of a node are known before it."""
         facts, narrow = self.facts, set(self.rows).difference(self.members)
-        wanted: dict[int, dict[Digit, None]] = {self.head: {self._row(self.head): None}}
+        wanted: dict[int, dict[RowDim, None]] = {self.head: {self._row(self.head): None}}
         for row in range(max(self.members), -1, -1):
             if row not in self.members and row in wanted:
                 if row not in narrow and not self._absorbed(row, list(wanted[row])):
@@ -373,12 +373,12 @@ class Region:
                 needed.update(facts.inputs[row])
         self.hoisted = [row for row in self.hoisted if row in needed]
 
-    def _row(self, row: int) -> Digit:
+    def _row(self, row: int) -> RowDim:
         digit = self.rows[row][0]
         assert digit is not None
         return digit
 
-    def _absorbed(self, row: int, digits: list[Digit]) -> bool:
+    def _absorbed(self, row: int, digits: list[RowDim]) -> bool:
         """True for a wide value that only members read, and that can be made slice by slice."""
         facts = self.facts
         is_wide = facts.numel[row] >= facts.numel[self.head] and facts.ops[row] == "call_function"
@@ -600,7 +600,7 @@ class _Writer:
             self.sums[row] = node
         self.made[row, at] = node
 
-    def _read(self, half: _Half, source: int, digit: Digit | None, at: int, reader: int) -> Node:
+    def _read(self, half: _Half, source: int, digit: RowDim | None, at: int, reader: int) -> Node:
         facts, region = self.facts, self.region
         if source in region.members:
             return self.made[source, at]
@@ -611,7 +611,7 @@ class _Writer:
             half.cuts[key] = self._slice(source, digit, at, reader)
         return half.cuts[key]
 
-    def _slice(self, source: int, digit: Digit, at: int, like: int) -> Node:
+    def _slice(self, source: int, digit: RowDim, at: int, like: int) -> Node:
         facts, name = self.facts, self.facts.names[source]
         shape, stride = facts.shapes[source] or (), facts.strides[source]
         if stride is None:
@@ -684,7 +684,7 @@ def tensors(value: Any) -> Iterator[int]:
             yield from tensors(part)
 
 
-def _parted(shape: tuple[int, ...], digit: Digit, rows: int) -> tuple[int, ...]:
+def _parted(shape: tuple[int, ...], digit: RowDim, rows: int) -> tuple[int, ...]:
     """A shape with the dimension of the rows as two."""
     return (*shape[: digit.dim], digit.outer, rows * digit.inner, *shape[digit.dim + 1 :])
 
