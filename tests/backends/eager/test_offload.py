@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _python_dispatch
 from torch.utils.checkpoint import checkpoint
 
 import policylang
@@ -379,7 +380,11 @@ def test_the_pool_is_given_back_with_the_model(ending: str) -> None:
     kept.backward()
 
 
-def test_threads_take_steps_of_models_of_their_own() -> None:
+def test_threads_take_steps_of_models_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyTorch notes for the whole process whether a dispatch mode is active. Modes of several threads that overlap leave
+    # that note behind, and what is compiled afterwards is compiled anew at each call.
+    for name in [each for each in vars(_python_dispatch) if each.startswith("_is_in_")]:
+        monkeypatch.setattr(_python_dispatch, name, getattr(_python_dispatch, name))
     pairs = [pair(Plain, ALL) for _ in range(4)]
     for plain, _ in pairs:
         plainly(plain)
