@@ -287,7 +287,10 @@ class CollapseKind(StatementKind):
 class ChunkKind(StatementKind):
     made, rule, opener = syntax.Chunk, "chunk", "chunk"
     named = ("loss", "module")
-    closing = (*((each, "into") for each in ("NAME", "PATH", "BLOCK", "TO_LOSS")), ("CHUNK", "loss"), ("OVER", "tokens"))
+    closing = (
+        *((each, "into") for each in ("NAME", "PATH", "BLOCK", "TO_LOSS")),
+        *(("CHUNK", "loss"), ("OVER", "tokens")),
+    )
     missing = (
         ("CHUNK", "", "`loss` or a module", "such as `chunk loss into 8` or `chunk module mlp in block into 4`"),
         ("MODULE", "", "a module", "such as `chunk module lm_head to loss into 8`"),
