@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 import policylang
 from policylang.audit.graphs import audit_flat
@@ -27,7 +27,7 @@ from tests.support.drawn import examples
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, copy_graph
 from tests.support.joint import capture_joint
 from tests.support.measured import measured, measured_flat
-from tests.support.models import MLP, Example, square_loss
+from tests.support.models import MLP, Example, Function, square_loss
 from tests.support.random_flat import random_flat
 from tests.support.run_partition import Traced, trace
 
@@ -285,15 +285,6 @@ def test_the_audit_notices_another_form(form: str, target: Any, change: Callable
 
 
 # --- what is narrowed, and what is not --------------------------------------------------------------------------------
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def traced(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> Traced:

@@ -22,7 +22,7 @@ from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.compiled import WITHOUT, Trained, assert_bitwise_equal, fresh_dynamo, train
 from tests.support.drawn import examples
 from tests.support.late import Late, copied_over
-from tests.support.models import ZOO, Example, square_loss
+from tests.support.models import ZOO, Example, Function, square_loss
 from tests.support.run_partition import Result, Traced, assert_same_result, trace
 from tests.support.run_partition import traced as zoo_traced
 from tests.support.sharded import fake_ranks
@@ -37,15 +37,6 @@ def backend_for(text: str, **options: Any) -> PolicyBackend:
 def trained(example: Example, backend: Any, link: Late | None = None, **options: Any) -> Trained:
     with copied_over(link or Late(1)):
         return train(example, lambda model: torch.compile(model, backend=backend, **options))
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def traced(function: Callable[..., Any], *inputs: Tensor, dynamic: bool = False) -> Traced:

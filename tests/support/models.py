@@ -18,6 +18,17 @@ BATCH = 2
 LENGTH = 8
 
 
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
 class Example(NamedTuple):
     module: nn.Module
     inputs: tuple[Tensor, ...]
