@@ -34,17 +34,8 @@ from policylang.language.syntax import Policy
 from policylang.ranks.comparison import comparing
 from policylang.torch_compat.compilers import backend_of
 from policylang.torch_compat.tracing import put_together, take_apart
+from policylang.tracing import step
 from policylang.tracing.capture import Captured, LossFn, capture
-from policylang.tracing.step import (
-    BatchSignature,
-    ModelSignature,
-    OptimizerSignature,
-    OptimizerState,
-    check_gathers,
-    check_hooks,
-    problem,
-    read_state,
-)
 from policylang.tracing.target_device import (
     Capability,
     Device,
@@ -261,13 +252,17 @@ def trace_step(
     this device, or the optimizer has no state or other parameters.
     """
     target = target_device(device, compute_capability) or ambient_device()
-    state = read_state(model)
-    check_hooks(state)
-    check_gathers(model)
-    updates = OptimizerState.of(optimizer, state)
+    state = step.read_state(model)
+    step.check_hooks(state)
+    step.check_gathers(model)
+    updates = step.OptimizerState.of(optimizer, state)
     captured = capture(model, loss_fn, batch, state, optimizer, updates, target)
     records.remember_checkpoints(captured.gm, captured.followed)
-    signatures = BatchSignature.of(batch), ModelSignature.of(model, state), OptimizerSignature.of(updates)
+    signatures = (
+        step.BatchSignature.of(batch),
+        step.ModelSignature.of(model, state),
+        step.OptimizerSignature.of(updates),
+    )
     return TracedStep(model, optimizer, *signatures, captured, target)
 
 
@@ -286,9 +281,9 @@ class TracedStep:
         self,
         model: nn.Module,
         optimizer: Optimizer | None,
-        batch: BatchSignature,
-        state: ModelSignature,
-        updates: OptimizerSignature,
+        batch: step.BatchSignature,
+        state: step.ModelSignature,
+        updates: step.OptimizerSignature,
         captured: Captured,
         device: TargetDevice | None = None,
     ) -> None:
@@ -314,14 +309,14 @@ class TracedStep:
         if here:
             message = f"the step was traced as on `{self.device}`, and the model is on `{here[0]}`"
             help = "plan on it, or write it to a snapshot; to run a step, trace it where the model is"
-            raise problem(ELSEWHERE, message, help=help)
+            raise step.problem(ELSEWHERE, message, help=help)
         if not self._looked_at:
             self._looked_at = True
             self._warn_of_checkpoints()
         inputs = self._batch.tensors(batch)
-        state = read_state(self.model, self._state.attributes)
+        state = step.read_state(self.model, self._state.attributes)
         self._state.check(self.model, state)
-        updates = OptimizerState.of(self.optimizer, state)
+        updates = step.OptimizerState.of(self.optimizer, state)
         self._updates.check(updates)
         plain, _ = take_apart([*state.tensors, *inputs, *updates.tensors.values()])
         # the graph has its backward and its casts inside

@@ -14,22 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from policylang.api.load import KEYS, device_of
-from policylang.commands.inputs import (
-    PLANNING,
-    STDIN,
-    STDIN_NAME,
-    add_options,
-    check_policies,
-    once_at_most,
-    planned,
-    print_findings,
-    read_graph,
-    read_policy,
-    take_graph,
-    take_settings,
-    tell_settings,
-    warn_of_devices,
-)
+from policylang.commands import inputs
 from policylang.commands.output import Exit, UsageError, add_form, say, status_line, tell, write_output
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
@@ -52,7 +37,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "policy", metavar="POLICY", help="a policy file, a bundled policy by its bare name, or - for standard input"
     )
-    add_options(parser, *PLANNING)
+    inputs.add_options(parser, *inputs.PLANNING)
     add_form(parser, "json")
     much = parser.add_mutually_exclusive_group()
     much.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
@@ -98,14 +83,14 @@ def plan(options: argparse.Namespace) -> Exit:
     from policylang.report.plan_page import plan_page
     from policylang.report.plan_text import plan_text
 
-    device = take_graph(options)
-    result = check_policies([options.policy], graph=options.graph, path=options.path, device=device)
+    device = inputs.take_graph(options)
+    result = inputs.check_policies([options.policy], graph=options.graph, path=options.path, device=device)
     result = evolve(result, diagnostics=options.taken.placed(result.diagnostics))
     if len(result.plans) != 1:
         if not result.diagnostics:
             problem = diagnose("APL104", "a plan is made of one policy", help="name one .apl file")
             result = evolve(result, diagnostics=(problem,))
-        return print_findings(result, options.output_format, failed=True)
+        return inputs.print_findings(result, options.output_format, failed=True)
     (made,) = result.plans
     capabilities = capabilities_for(made.facts.kind, options.path)
     found = breakdown(made)
@@ -141,7 +126,7 @@ def _weighing(line: Callable[[str], None], what: str) -> Callable[[int, int], No
 def diff_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("old", metavar="OLD", help="the policy before the change")
     parser.add_argument("new", metavar="NEW", help="the policy after it")
-    add_options(parser, *PLANNING)
+    inputs.add_options(parser, *inputs.PLANNING)
     add_form(parser, "markdown", "json", help="markdown is meant for a comment on a review (default: text)")
 
 
@@ -166,15 +151,15 @@ def diff(options: argparse.Namespace) -> Exit:
     from policylang.planning.inspection.compare import compare
     from policylang.report.plan_comparison import comparison_json, comparison_markdown, comparison_text
 
-    once_at_most(options.old, options.new)
-    device = take_graph(options)
-    facts = read_graph(options.graph)
-    policies = [read_policy(name, facts) for name in (options.old, options.new)]
-    plans = [planned(policy, facts, options.path, device) for policy in policies]
+    inputs.once_at_most(options.old, options.new)
+    device = inputs.take_graph(options)
+    facts = inputs.read_graph(options.graph)
+    policies = [inputs.read_policy(name, facts) for name in (options.old, options.new)]
+    plans = [inputs.planned(policy, facts, options.path, device) for policy in policies]
     known = [made.times.device for made in plans if made.times is not None]
     if len(known) == 1:  # where one of them names a device, the other is timed on it too
-        plans = [planned(policy, facts, options.path, known[0]) for policy in policies]
-    warn_of_devices(facts, *plans)
+        plans = [inputs.planned(policy, facts, options.path, known[0]) for policy in policies]
+    inputs.warn_of_devices(facts, *plans)
     for name, plan in zip((options.old, options.new), plans, strict=True):
         # A policy that does not fit the graph would not be applied; its decisions can still be compared.
         if errors := sum(map(is_error, plan.diagnostics)):
@@ -210,7 +195,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--blocks", metavar="GLOB", help="the blocks, as in a policy's `blocks` line; by default the numbered layers"
     )
-    add_options(parser, "--device", "--no-project")
+    inputs.add_options(parser, "--device", "--no-project")
     add_form(parser, "json", help="json has one entry a node (default: text)")
 
 
@@ -244,8 +229,8 @@ def show(options: argparse.Namespace) -> Exit:
     for glob in options.operator:
         if problem := name_glob_problem(glob):
             raise UsageError(f"the operator `{glob}` {problem}")
-    device = take_graph(options, "policylang show GRAPH")
-    facts = read_graph(options.graph)
+    device = inputs.take_graph(options, "policylang show GRAPH")
+    facts = inputs.read_graph(options.graph)
     blocks = blocks_of(facts, None if options.blocks is None else PathGlob(options.blocks))
     if options.blocks is not None and not blocks.names:
         hint = nearest_paths_hint(options.blocks, facts) or ""
@@ -297,7 +282,7 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CODE|POLICY",
         help="such as APL101; with --node or --rule, a policy; with nothing, all codes",
     )
-    add_options(parser, *PLANNING)
+    inputs.add_options(parser, *inputs.PLANNING)
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument(
         "--node",
@@ -350,14 +335,14 @@ def _on_graph(options: argparse.Namespace, given: set[str]) -> tuple[str, dict[s
     if options.subject is not None and not {"node", "rule"} & given:
         fix = _HOW.replace("POLICY", options.subject)
         raise UsageError(f"name what to explain of `{options.subject}`? a node, or a rule", fix)
-    take_settings(options, *KEYS)
+    inputs.take_settings(options, *KEYS)
     if options.subject is None or options.graph is None:
         raise UsageError("a node or a rule is explained of a policy on a graph", _HOW)
-    tell_settings(options)
+    inputs.tell_settings(options)
     device = device_of(options.device)
-    facts = read_graph(options.graph)
-    plan = planned(read_policy(options.subject, facts), facts, options.path, device)
-    warn_of_devices(facts, plan)
+    facts = inputs.read_graph(options.graph)
+    plan = inputs.planned(inputs.read_policy(options.subject, facts), facts, options.path, device)
+    inputs.warn_of_devices(facts, plan)
     if options.node is None:
         found: Sequence[Explained] = [_of_line(plan, options.subject, options.rule, options.path)]
     else:
@@ -373,7 +358,7 @@ def _of_line(plan: Plan, policy: str, text: str, path: str | None) -> Explained:
     from policylang.report.explain import explain_statement, explained_statements
 
     rules, lines = explained_statements(plan)
-    own = STDIN_NAME if policy == STDIN else find_policy(policy)[1]
+    own = inputs.STDIN_NAME if policy == inputs.STDIN else find_policy(policy)[1]
     file, _, line = text.rpartition(":")
     for span in (*lines, *rules):
         if str(span.line) == line and span.source.name == (file or own):
@@ -413,7 +398,7 @@ def _entry(code: str) -> Code:
     fix = f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes"
     if _CODE_LIKE.match(code):
         raise UsageError(f"no diagnostic has the code `{code}`", fix)
-    if code == STDIN or find_policy(code)[0].is_file() or code.endswith(SUFFIX):
+    if code == inputs.STDIN or find_policy(code)[0].is_file() or code.endswith(SUFFIX):
         fix = _HOW.replace("POLICY", code)
         raise UsageError(f"`{code}` is a policy, and what a policy decides is explained on a graph", fix)
     if near:

@@ -9,33 +9,12 @@ from pathlib import Path
 from attrs import evolve, frozen
 from lsprotocol import types
 
+from policylang.editor import word_offers
 from policylang.editor.article import Article, with_code
 from policylang.editor.hover import meaning_at
 from policylang.editor.selectors import name_article
 from policylang.editor.state import GraphIndex, State, index_of
-from policylang.editor.word_offers import (
-    Kind,
-    WordOffer,
-    comment_of,
-    device_offers,
-    figure_offers,
-    fitting_offers,
-    flag_offers,
-    group_offers,
-    include_offers,
-    keyword_offers,
-    lets_above,
-    limit_offers,
-    module_offers,
-    name_offers,
-    opener,
-    operator_offers,
-    predicate_offers,
-    protocol_items,
-    subject_offers,
-    unit_offers,
-    value_offers,
-)
+from policylang.editor.word_offers import Kind, WordOffer
 from policylang.language.cursor import Cursor, cursors_at
 from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
 from policylang.language.diagnostics import Source
@@ -94,19 +73,19 @@ def _dims(place: WordPlace) -> Iterator[WordOffer]:
 def _selector(place: WordPlace) -> Iterator[WordOffer]:
     """At the start of a statement that may be a selector, the words that open statements come first."""
     cursor, index = place.cursor, place.index
-    names = lets_above(place.state.text, cursor)
-    words = [] if cursor.typed.startswith('"') else list(keyword_offers(cursor))
+    names = word_offers.lets_above(place.state.text, cursor)
+    words = [] if cursor.typed.startswith('"') else list(word_offers.keyword_offers(cursor))
     if "ACTION" in cursor.accepted:
         yield from words
     else:
         yield from (word for word in words if word.text == "everything")
-    present = list(group_offers(index, names))
+    present = list(word_offers.group_offers(index, names))
     called = [each for each in present if index is None or each.text in index.groups]
     yield from called
-    yield from name_offers(names)
+    yield from word_offers.name_offers(names)
     if "ACTION" not in cursor.accepted:
         yield from words
-    operators = list(operator_offers(index, cursor, names))
+    operators = list(word_offers.operator_offers(index, cursor, names))
     yield from (each for each in operators if not each.elsewhere)
     yield from present
     yield from operators
@@ -115,14 +94,14 @@ def _selector(place: WordPlace) -> Iterator[WordOffer]:
 def _recomputed(place: WordPlace) -> Iterator[WordOffer]:
     second = [figure.partition(" ")[2] for figure in FIGURES if figure.startswith("recomputed ")]
     yield from (WordOffer(word, Kind.Property, about=f"figure:recomputed {word}") for word in second)
-    yield from keyword_offers(place.cursor)
+    yield from word_offers.keyword_offers(place.cursor)
 
 
 def _modules(place: WordPlace) -> Iterator[WordOffer]:
     lists_first = place.cursor.kinds == ("BLOCKS",)
     if not lists_first and not place.cursor.typed.startswith('"'):
         yield from _blocks(place)
-    yield from module_offers(place.index, place.cursor, lists_first=lists_first)
+    yield from word_offers.module_offers(place.index, place.cursor, lists_first=lists_first)
 
 
 def _blocks(place: WordPlace) -> Iterator[WordOffer]:
@@ -131,19 +110,19 @@ def _blocks(place: WordPlace) -> Iterator[WordOffer]:
     ends = (f"{which} {what}" for which in ("first", "last") for what in ("block", "4 blocks", "half of blocks"))
     yield from map(WordOffer, ("block", *ends, "every 2nd block", "blocks", f"blocks 0..{last}", "2nd block"))
     shown = ("first", "last", "every", "1st", "2nd", "3rd", "4th")
-    yield from (each for each in keyword_offers(place.cursor) if each.text.split()[0] not in shown)
+    yield from (each for each in word_offers.keyword_offers(place.cursor) if each.text.split()[0] not in shown)
 
 
 def _predicate(place: WordPlace) -> Iterator[WordOffer]:
-    yield from predicate_offers(place.index, place.cursor)
+    yield from word_offers.predicate_offers(place.index, place.cursor)
     known = ("from", "is", "not", *MEASURES, *PROPERTIES)  # alone they offer nothing beyond the full list
-    yield from (each for each in keyword_offers(place.cursor) if each.text not in known)
+    yield from (each for each in word_offers.keyword_offers(place.cursor) if each.text not in known)
 
 
 def _kinds_of_flag(place: WordPlace) -> Iterator[WordOffer]:
     begun = "is" if place.cursor.kinds[-1] == "NOT" else place.before
-    yield from flag_offers(begun)
-    yield from keyword_offers(place.cursor)
+    yield from word_offers.flag_offers(begun)
+    yield from word_offers.keyword_offers(place.cursor)
 
 
 def _measured(cursor: Cursor) -> str:
@@ -158,20 +137,20 @@ def _measured(cursor: Cursor) -> str:
 
 
 def _subject(place: WordPlace) -> Iterator[WordOffer]:
-    return subject_offers(place.index, place.before)
+    return word_offers.subject_offers(place.index, place.before)
 
 
 def _figure(place: WordPlace) -> Iterator[WordOffer]:
     measured = _measured(place.cursor)
-    for offer in figure_offers(place.cursor, measured):
+    for offer in word_offers.figure_offers(place.cursor, measured):
         yield offer
         if offer.text.endswith("%") and measured in ("saved", "recomputed"):
             yield WordOffer(f"{offer.text} of forward", offer.kind)
 
 
 def _units(place: WordPlace) -> Iterator[WordOffer]:
-    yield from unit_offers(_measured(place.cursor) if "WITHIN" not in place.cursor.kinds else "saved")
-    yield from (each for each in keyword_offers(place.cursor) if each.text != "%")
+    yield from word_offers.unit_offers(_measured(place.cursor) if "WITHIN" not in place.cursor.kinds else "saved")
+    yield from (each for each in word_offers.keyword_offers(place.cursor) if each.text != "%")
 
 
 _AUTO = WordOffer("auto", about="flag:crosses cut")
@@ -191,7 +170,7 @@ class _Row:
     def fits(self, cursor: Cursor) -> bool:
         last = cursor.kinds[-1] if cursor.kinds else ""
         return (
-            self.statement in ("", opener(cursor))
+            self.statement in ("", word_offers.opener(cursor))
             and (not self.last or last in self.last.split())
             and all((each.lstrip("-") in cursor.accepted) != each.startswith("-") for each in self.accepted.split())
         )
@@ -201,8 +180,8 @@ _PLACES = (
     _Row("POLICY", "POLICY", "", _policy_name),
     _Row("REQUIRES", "REQUIRES", "", _words("policylang")),
     _Row("REQUIRES", "COMPARISON", "", _words(".".join(map(str, LANGUAGE_VERSION)))),
-    _Row("INCLUDE", "INCLUDE", "", lambda place: include_offers(place.state.document.path, place.cursor)),
-    _Row("DEVICE", "DEVICE", "", lambda place: device_offers(place.state.document.path, place.cursor)),
+    _Row("INCLUDE", "INCLUDE", "", lambda place: word_offers.include_offers(place.state.document.path, place.cursor)),
+    _Row("DEVICE", "DEVICE", "", lambda place: word_offers.device_offers(place.state.document.path, place.cursor)),
     _Row("LET", "LET", "", _words()),
     _Row("BLOCKS", "BLOCKS", "STRING", _modules, grows=True),
     _Row("UNDECIDED", "ARROW", "", _words(*FATES)),
@@ -211,7 +190,7 @@ _PLACES = (
     _Row("FUSE", "NAME", "NAME", _words("chains")),
     _Row(
         *("EXPECT", "EXPECT", ""),
-        lambda place: chain(limit_offers(), keyword_offers(place.cursor), _selector(place)),
+        lambda place: chain(word_offers.limit_offers(), word_offers.keyword_offers(place.cursor), _selector(place)),
         grows=True,
     ),
     _Row("CHUNK", "OVER", "NAME", _words("tokens")),
@@ -220,7 +199,7 @@ _PLACES = (
     _Row("EXPECT", "RECOMPUTED", "NAME", _recomputed),
     _Row("PREFETCH", "BLOCK BLOCKS", "NAME", _words("ahead")),
     _Row("OVERLAP", "OF", "NAME -EVERYTHING", _words("peak")),
-    _Row("OVERLAP", "WITHIN", "", lambda place: figure_offers(place.cursor, "saved"), grows=True),
+    _Row("OVERLAP", "WITHIN", "", lambda place: word_offers.figure_offers(place.cursor, "saved"), grows=True),
     _Row(
         "EXPECT",
         "OF",
@@ -235,7 +214,7 @@ _PLACES = (
     _Row("", "PATH USERS INPUTS MODULE", "COMPARISON -OR", _subject),
     _Row(
         *("", "COMPARISON", "STRING"),
-        lambda place: value_offers(place.index, place.cursor, str(place.cursor.words[-2])),
+        lambda place: word_offers.value_offers(place.index, place.cursor, str(place.cursor.words[-2])),
         grows=True,
     ),
     _Row("", "COMPARISON", "", _figure, grows=True),
@@ -245,7 +224,7 @@ _PLACES = (
     _Row("", "INT NUMBER", "NAME PERCENT", _units),
     _Row("", "IN OUTSIDE", "STRING", _modules, grows=True),
     _Row("", "", "EVERYTHING", _selector, grows=True),
-    _Row("", "", "", lambda place: keyword_offers(place.cursor)),
+    _Row("", "", "", lambda place: word_offers.keyword_offers(place.cursor)),
 )
 """The first row that matches decides."""
 
@@ -278,7 +257,7 @@ def documentation(state: State, cursors: Sequence[Cursor], text: str, about: str
 
 def _comment(file: Path) -> Article:
     """The paragraphs of a bundled file's first comment."""
-    return Article().say(*(with_code(" ".join(part.split())) for part in comment_of(file).split("\n\n")))
+    return Article().say(*(with_code(" ".join(part.split())) for part in word_offers.comment_of(file).split("\n\n")))
 
 
 def _in_its_place(cursor: Cursor, text: str) -> Meaning | None:
@@ -306,11 +285,11 @@ def completion(state: State, offset: int, *, trigger: str | None = None) -> type
         return _NONE
     index, cursor = index_of(state.facts), cursors[0]
     offers = [offers_at(WordPlace(state, each, index)) for each in cursors]
-    found, complete = fitting_offers(chain.from_iterable(each for each, _ in offers), cursor)
+    found, complete = word_offers.fitting_offers(chain.from_iterable(each for each, _ in offers), cursor)
     grows = any(each for _, each in offers)
     range = state.document.positions.between(cursor.start, cursor.end)
     data = {"uri": state.document.uri, "at": cursor.start}
-    items = list(protocol_items(found, range, data))
+    items = list(word_offers.protocol_items(found, range, data))
     return types.CompletionList(is_incomplete=grows or not complete, items=items)
 
 

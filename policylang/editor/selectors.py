@@ -11,22 +11,12 @@ from policylang.editor.state import State
 from policylang.editor.statements import backward_counts, denoted, part_lines, picked, selections_of
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
-from policylang.language import syntax
+from policylang.language import shown, syntax
 from policylang.language.globs import PathGlob, path_glob_problem
 from policylang.language.lexer import comment_above
 from policylang.language.names import TRACED_AS
 from policylang.language.operators import PRELUDE_NAME, OperatorTable, group_names, prelude_group, split_operator
 from policylang.language.resources import tagged
-from policylang.language.shown import (
-    UNITS,
-    Dimension,
-    counted,
-    folded_names,
-    format_quantity,
-    joined,
-    listed,
-    read_quantity,
-)
 from policylang.planning.selection import selectors
 from policylang.planning.selection.no_match import nearest_paths_hint, part_counts
 
@@ -44,10 +34,10 @@ def modules_article(state: State, glob: str) -> Article:
             f"No module matches {code(glob)}; {with_code(nearest_paths_hint(glob, selections.facts))}."
         )
     nodes = sum(found.values())
-    article = Article().say(f"{counted(len(found), 'module')}, {counted(nodes, 'forward node')} in them.")
-    shown = [f"{code(module)}: {counted(count, 'node')}" for module, count in list(found.items())[:_MOST_MODULES]]
+    article = Article().say(f"{shown.counted(len(found), 'module')}, {shown.counted(nodes, 'forward node')} in them.")
+    lines = [f"{code(module)}: {shown.counted(count, 'node')}" for module, count in list(found.items())[:_MOST_MODULES]]
     more = len(found) - _MOST_MODULES
-    return article.items((*shown, *([f"and {more:,} more"] if more > 0 else ())))
+    return article.items((*lines, *([f"and {more:,} more"] if more > 0 else ())))
 
 
 def modules_of(facts: Facts, glob: str) -> Counter[str]:
@@ -72,11 +62,11 @@ def blocks_article(state: State, which: syntax.BlockSet, *, outside: bool) -> Ar
     holds = selectors.chosen_blocks(which, len(blocks.names))
     chosen = [block for block, is_in in enumerate(holds) if is_in]
     nodes = sum(block >= 0 and holds[block] for block in (blocks.block_of[row] for row in selections.facts.forward))
-    of = counted(len(blocks.names), "block")
+    of = shown.counted(len(blocks.names), "block")
     said = f"{len(chosen):,} of {of}: {_named(blocks, chosen)}" if chosen else f"None of {of}"
-    of_them = f"{counted(nodes, 'forward node')} in them"
+    of_them = f"{shown.counted(nodes, 'forward node')} in them"
     if outside:
-        of_them = f"{counted(len(selections.facts.forward) - nodes, 'forward node')} outside them"
+        of_them = f"{shown.counted(len(selections.facts.forward) - nodes, 'forward node')} outside them"
     return Article().say(f"{said}. {of_them}.")
 
 
@@ -86,10 +76,10 @@ def all_blocks_article(state: State) -> Article:
 
 
 def _named(blocks: BlockTable, chosen: list[int]) -> str:
-    return code(folded_names([blocks.names[block] for block in chosen]))
+    return code(shown.folded_names([blocks.names[block] for block in chosen]))
 
 
-_BASE: dict[Dimension, str] = {
+_BASE: dict[shown.Dimension, str] = {
     "bytes": "bytes",
     "flops": "operations",
     "seconds": "s",
@@ -108,7 +98,7 @@ def test_article(state: State, test: syntax.Test, where: syntax.Where) -> Articl
     holds = selectors.compile_predicate(test, selections)
     count = sum(map(holds, rows))
     article = Article().say(
-        f"{code(test.span.one_line)} holds of {count:,} of the {counted(len(rows), 'forward node')} of "
+        f"{code(test.span.one_line)} holds of {count:,} of the {shown.counted(len(rows), 'forward node')} of "
         f"{code(where.selector.span.one_line)}."
     )
     if not count and test == where.predicate:
@@ -120,17 +110,17 @@ def selector_article(state: State, part: syntax.Selector) -> Article:
     """The number of nodes that a part of a selector denotes."""
     if (found := denoted(state, part)) is None:
         return Article()
-    return Article().say(f"{code(part.span.one_line)}: {counted(len(found[1]), 'forward node')} here.")
+    return Article().say(f"{code(part.span.one_line)}: {shown.counted(len(found[1]), 'forward node')} here.")
 
 
 def unit_article(unit: str, number: str) -> Article:
     """``1 GiB = 1,073,741,824 bytes``, and the figure that is written with it."""
-    scale, dimension = UNITS[unit]
+    scale, dimension = shown.UNITS[unit]
     base = _BASE[dimension]
     lines = [f"{code(f'1 {unit}' if unit != '%' else '1%')} = {_plain(scale)} {base}"]
     if number and number != "1":
         try:
-            value, _ = read_quantity(number, unit)
+            value, _ = shown.read_quantity(number, unit)
         except ValueError:
             return Article().say(*lines)
         lines.append(f"{code(f'{number}{unit}' if unit == '%' else f'{number} {unit}')} = {_plain(value)} {base}")
@@ -182,7 +172,7 @@ def let_article(state: State, let: syntax.Let, selector: syntax.Selector) -> Art
     article.say(with_code(comment_above(let.span)), "" if own else f"Defined in {code(let.span.location)}.")
     collectives = None if state.graph is None else picked(state.graph, let)
     if collectives is not None:
-        article.say(f"The lines that use it pick {counted(collectives, 'collective')} of the whole step.")
+        article.say(f"The lines that use it pick {shown.counted(collectives, 'collective')} of the whole step.")
     elif (found := denoted(state, selector)) is not None:
         selections, rows = found
         article.say(f"{_counted(rows, selections)}.")
@@ -223,8 +213,8 @@ def _group(state: State, let: syntax.Let, selector: syntax.Selector) -> Article:
 def _by_operator(rows: Sequence[int], facts: Facts) -> list[str]:
     """``aten.mm.default: 225``, the most frequent first."""
     counts = Counter(facts.targets[row] for row in rows).most_common()
-    shown = [f"{code(target)}: {count:,}" for target, count in counts[:_MOST_OPERATORS]]
-    return [*shown, *([f"and {len(counts) - _MOST_OPERATORS} more"] if len(counts) > _MOST_OPERATORS else [])]
+    lines = [f"{code(target)}: {count:,}" for target, count in counts[:_MOST_OPERATORS]]
+    return [*lines, *([f"and {len(counts) - _MOST_OPERATORS} more"] if len(counts) > _MOST_OPERATORS else [])]
 
 
 # --- operators ---
@@ -237,10 +227,12 @@ def _operator(state: State, operator: syntax.Operator) -> Article:
     targets = _targets(operator, None if found is None else found[0].facts)
     groups = list(dict.fromkeys(name for target in targets for name in _groups(target)))
     if groups:
-        article.say(f"In the groups {joined([code(each) for each in groups])}." if len(groups) > 1 else
+        article.say(f"In the groups {shown.joined([code(each) for each in groups])}." if len(groups) > 1 else
                     f"In the group {code(groups[0])}.")  # fmt: skip
     if people := traced_from(operator.name):
-        article.say(f"What people call {listed([code(each) for each in people], _MOST_NAMES)} may be traced as it.")
+        article.say(
+            f"What people call {shown.listed([code(each) for each in people], _MOST_NAMES)} may be traced as it."
+        )
     return article
 
 
@@ -249,13 +241,13 @@ def _on_graph(operator: syntax.Operator, selections: selectors.Selections, rows:
     matches = selectors.operator_matcher(operator)
     backward = sum(count for target, count in backward_counts(facts).items() if matches(target))
     said = f"{code(operator.text)}: {_counted(rows, selections)}"
-    yield said + (f"; {counted(backward, 'node')} of the backward." if backward else ".")
+    yield said + (f"; {shown.counted(backward, 'node')} of the backward." if backward else ".")
     if not rows:
         yield from (line for line in part_lines(part_counts(operator, selections)) if "; " in line)
         return
     targets = dict.fromkeys(facts.targets[row] for row in rows)
     if [*targets] != [operator.text]:
-        yield f"Here it is {listed(_by_operator(rows, facts), _MOST_OPERATORS + 1)}."
+        yield f"Here it is {shown.listed(_by_operator(rows, facts), _MOST_OPERATORS + 1)}."
     flags = 0
     for row in rows:
         flags |= facts.flags[row]
@@ -265,7 +257,7 @@ def _on_graph(operator: syntax.Operator, selections: selectors.Selections, rows:
 
 def _counted(rows: Sequence[int], selections: selectors.Selections) -> str:
     """``225 nodes of the forward: 7 in each of 32 blocks, 1 outside``."""
-    said = f"{counted(len(rows), 'node')} of the forward"
+    said = f"{shown.counted(len(rows), 'node')} of the forward"
     names, block_of = selections.blocks.names, selections.blocks.block_of
     if not rows or not names:
         return said
@@ -294,11 +286,11 @@ def _work(rows: Sequence[int], facts: Facts) -> str:
     flops = sum(facts.flops[row] for row in rows)
     uncounted = sorted({facts.uncounted[row] for row in rows if facts.uncounted[row]}) if facts.uncounted else []
     if uncounted:
-        said = joined([code(each) for each in uncounted])
+        said = shown.joined([code(each) for each in uncounted])
         return f"No FLOP formula counts {said}" + (
-            f"; the rest is {format_quantity(flops, 'flops')}." if flops else "."
+            f"; the rest is {shown.format_quantity(flops, 'flops')}." if flops else "."
         )
-    return f"{format_quantity(flops, 'flops')} in all." if flops else "It multiplies nothing: no FLOPs."
+    return f"{shown.format_quantity(flops, 'flops')} in all." if flops else "It multiplies nothing: no FLOPs."
 
 
 def _from_manifest(operator: syntax.Operator) -> Iterator[str]:
@@ -315,8 +307,8 @@ def _overloads(operator: syntax.Operator) -> str:
         return "The bundled list of torch's operators has none of that name."
     names = dict.fromkeys(".".join(selectors.split_target(target)[:2]) for target in known)
     if len(names) > 1:
-        return f"Among torch's operators it means {listed([code(each) for each in names], _MOST_NAMES)}."
-    return f"Overloads: {listed([code(target) for target in known], _MOST_NAMES)}."
+        return f"Among torch's operators it means {shown.listed([code(each) for each in names], _MOST_NAMES)}."
+    return f"Overloads: {shown.listed([code(target) for target in known], _MOST_NAMES)}."
 
 
 def _targets(operator: syntax.Operator, facts: Facts | None) -> list[str]:

@@ -17,25 +17,7 @@ from typing import TypeVar
 from lsprotocol import types
 from pygls.exceptions import JsonRpcContentModified, JsonRpcInvalidParams
 
-from policylang.editor.actions import (
-    EXPLAIN_CODE,
-    EXPLAIN_NODE,
-    EXPLAIN_RULE,
-    KINDS,
-    NODES_OF_RULE,
-    SHOW_PLAN,
-    actions,
-    definition,
-    explained_code,
-    explained_line,
-    explained_node,
-    formatted,
-    highlights,
-    nodes_of_rule,
-    page_of,
-    references,
-    symbols,
-)
+from policylang.editor import actions
 from policylang.editor.completion import TRIGGERS, completion, uri_of_item, with_documentation
 from policylang.editor.hover import hints, hover
 from policylang.editor.open_documents import PolicyServer
@@ -154,31 +136,31 @@ def _register_answers(server: PolicyServer) -> None:
     def completion_resolved(item: types.CompletionItem) -> types.CompletionItem:
         return with_documentation(server.documents.state(uri_of_item(item)), item, markdown=server.markdown)
 
-    @server.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=KINDS))
+    @server.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=actions.KINDS))
     async def acted(params: types.CodeActionParams) -> list[types.CodeAction]:
         state = await _settled(server, params.text_document.uri)
         found = _offsets(state, params.range)
-        return actions(state, *found, params.context.only, related=server.related, versioned=server.versioned)
+        return actions.actions(state, *found, params.context.only, related=server.related, versioned=server.versioned)
 
     @server.feature(types.TEXT_DOCUMENT_DEFINITION)
     def defined(params: types.DefinitionParams) -> types.Location | None:
-        return definition(*at(params))
+        return actions.definition(*at(params))
 
     @server.feature(types.TEXT_DOCUMENT_REFERENCES)
     def referred(params: types.ReferenceParams) -> list[types.Location]:
-        return references(*at(params), declaration=params.context.include_declaration)
+        return actions.references(*at(params), declaration=params.context.include_declaration)
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT)
     def highlighted(params: types.DocumentHighlightParams) -> list[types.DocumentHighlight]:
-        return highlights(*at(params))
+        return actions.highlights(*at(params))
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     def outlined(params: types.DocumentSymbolParams) -> list[types.SymbolInformation]:
-        return symbols(_now(server, params.text_document.uri))
+        return actions.symbols(_now(server, params.text_document.uri))
 
     @server.feature(types.TEXT_DOCUMENT_FORMATTING)
     def format_asked(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
-        return formatted(_now(server, params.text_document.uri))
+        return actions.formatted(_now(server, params.text_document.uri))
 
 
 def _offsets(state: State, range: types.Range) -> tuple[int, int]:
@@ -201,22 +183,22 @@ def _register_commands(server: PolicyServer) -> None:
         except Cancelled:
             raise JsonRpcContentModified(_CHANGED) from None
 
-    @server.command(EXPLAIN_NODE)
+    @server.command(actions.EXPLAIN_NODE)
     async def node_explained(uri: str, node: str, *show: bool) -> str:
-        return answer(f"{node}.md", uri, await worked_out(uri, lambda state: explained_node(state, node)), show)
+        return answer(f"{node}.md", uri, await worked_out(uri, lambda state: actions.explained_node(state, node)), show)
 
-    @server.command(EXPLAIN_RULE)
+    @server.command(actions.EXPLAIN_RULE)
     async def rule_explained(uri: str, line: int, *show: bool) -> str:
-        text = await worked_out(uri, lambda state: explained_line(state, line))
+        text = await worked_out(uri, lambda state: actions.explained_line(state, line))
         return answer(f"line {line + 1}.md", uri, text, show)
 
-    @server.command(EXPLAIN_CODE)
+    @server.command(actions.EXPLAIN_CODE)
     def code_explained(code: str, *show: bool) -> str:
-        return answer(f"{code}.md", "", explained_code(code), show)
+        return answer(f"{code}.md", "", actions.explained_code(code), show)
 
-    @server.command(SHOW_PLAN)
+    @server.command(actions.SHOW_PLAN)
     async def plan_shown(uri: str, *show: bool) -> dict[str, str] | None:
-        page = await worked_out(uri, page_of)
+        page = await worked_out(uri, actions.page_of)
         if page is None:
             answer("no plan.md", uri, "", show)
             return None
@@ -225,9 +207,9 @@ def _register_commands(server: PolicyServer) -> None:
             server.show(address)
         return {"uri": address}
 
-    @server.command(NODES_OF_RULE)
+    @server.command(actions.NODES_OF_RULE)
     async def named(uri: str, line: int) -> list[str]:
-        return nodes_of_rule(await _settled(server, uri), line)
+        return actions.nodes_of_rule(await _settled(server, uri), line)
 
     @server.command(SETTINGS)
     def in_use(uri: str) -> dict[str, str | None]:

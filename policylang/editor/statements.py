@@ -23,20 +23,10 @@ from policylang.editor.state import GraphState, State
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Phase
-from policylang.language import syntax
+from policylang.language import shown, syntax
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Source
 from policylang.language.resources import installed_version
-from policylang.language.shown import (
-    Dimension,
-    counted,
-    file_name,
-    first_lines,
-    format_quantity,
-    joined,
-    listed,
-    uncounted_text,
-)
 from policylang.language.syntax import Rule, Selector, Statement
 from policylang.language.words import meaning
 from policylang.planning.inspection.breakdown import BlockGroup
@@ -120,7 +110,7 @@ def rule_meaning(rule: Rule) -> Article:
     assert said is not None
     article.say(f"{said.text} The nodes are those of {code(rule.selector.span.one_line)}.")
     if rule.budget is not None:
-        article.say(f"At most {format_quantity(rule.budget.value, 'bytes')} on each rank; the rest is saved.")
+        article.say(f"At most {shown.format_quantity(rule.budget.value, 'bytes')} on each rank; the rest is saved.")
     if rule.form is not None and (narrows := meaning("as", "limit")) is not None:
         article.say(narrows.text)
     for word, holds in (("optional", rule.optional), ("override", rule.override)):
@@ -144,7 +134,7 @@ def rule_figures(graph: GraphState, index: int) -> Article:
 
 def counts_text(outcome: RuleOutcome) -> str:
     """The words of ``policylang explain --rule``."""
-    return f"matches {counted(len(outcome.matched), 'node')}, decides {len(outcome.decided):,}"
+    return f"matches {shown.counted(len(outcome.matched), 'node')}, decides {len(outcome.decided):,}"
 
 
 def taken_over(plan: Plan, outcome: RuleOutcome) -> Iterator[str]:
@@ -152,7 +142,7 @@ def taken_over(plan: Plan, outcome: RuleOutcome) -> Iterator[str]:
     for other, count in outcome.overridden_by.items():
         rule = plan.policy.rules[other]
         own = rule.span.source == outcome.rule.span.source
-        place = f"line {rule.span.line}" if own else file_name(rule.source)
+        place = f"line {rule.span.line}" if own else shown.file_name(rule.source)
         yield f"{count:,} overridden by {place}: {code(rule.text)}"
     if outcome.kept_by_user:
         yield f"{outcome.kept_by_user:,} kept the tag of the user's own checkpoint"
@@ -201,11 +191,11 @@ def worth_text(graph: GraphState, index: int) -> Iterator[str]:
         f"peak {_or_none(worth.peak_bytes, 'bytes')}",
     ]
     price = worth.seconds_per_gib if timed else worth.flops_per_gib
-    at = "" if price is None else f", at {format_quantity(price, 'seconds' if timed else 'flops')} a GiB"
+    at = "" if price is None else f", at {shown.format_quantity(price, 'seconds' if timed else 'flops')} a GiB"
     yield f"Compared with the policy without it: {', '.join(said)}. It {worth.verdict}{at}."
 
 
-def _or_none(amount: float, dimension: Dimension) -> str:
+def _or_none(amount: float, dimension: shown.Dimension) -> str:
     return signed(amount, dimension) or "0"
 
 
@@ -215,7 +205,7 @@ def _nodes(plan: Plan, outcome: RuleOutcome) -> str:
         code(facts.names[row]) + (f" in {code(facts.modules[row])}" if facts.modules[row] else "")
         for row in outcome.decided[:_MOST_NAMES]
     ]
-    return f"It decides {listed(names, _MOST_NAMES, len(outcome.decided))}." if names else ""
+    return f"It decides {shown.listed(names, _MOST_NAMES, len(outcome.decided))}." if names else ""
 
 
 def _parts(graph: GraphState, outcome: RuleOutcome) -> list[str]:
@@ -277,15 +267,15 @@ def policy_article(graph: GraphState) -> Article:
     """The totals of ``policylang plan``."""
     plan = graph.plan
     forward = sum(decision is not None for decision in plan.decisions)
-    blocks = counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
-    article = Article().say(f"On {code(graph.name)}: {counted(forward, 'forward value')}, {blocks}.")
+    blocks = shown.counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
+    article = Article().say(f"On {code(graph.name)}: {shown.counted(forward, 'forward value')}, {blocks}.")
     if not graph.knows("breakdown"):
         return article
     found, under, without = graph.breakdown, graph.breakdown.under, graph.breakdown.without
     amounts, otherwise = under.amounts, "if nothing is recomputed"
-    again = f"{bytes_text(amounts.recomputed_bytes)} and {format_quantity(amounts.recomputed_flops, 'flops')}"
+    again = f"{bytes_text(amounts.recomputed_bytes)} and {shown.format_quantity(amounts.recomputed_flops, 'flops')}"
     if found.forward_flops:
-        again += f", {format_quantity(amounts.recomputed_flops / found.forward_flops, 'fraction')} of the forward"
+        again += f", {shown.format_quantity(amounts.recomputed_flops / found.forward_flops, 'fraction')} of the forward"
     lines = [
         f"saved: {bytes_text(amounts.saved_bytes)} in {values(amounts.saved)}; "
         f"{bytes_text(without.amounts.saved_bytes)} {otherwise}",
@@ -294,7 +284,7 @@ def policy_article(graph: GraphState) -> Article:
         f"peak: {bytes_text(under.peak.bytes)} at {code(under.peak.at)}; {bytes_text(without.peak.bytes)} {otherwise}",
     ]
     if under.time is not None and without.time is not None:
-        step, other = (format_quantity(each.step, "seconds") for each in (under.time, without.time))
+        step, other = (shown.format_quantity(each.step, "seconds") for each in (under.time, without.time))
         lines.append(f"step: {step}; {other} {otherwise}")
         lines.append(f"recomputed time: {recomputed_text(under.time)}" if under.time.recomputed else "")
         lines.append(f"exposed: {exposed_text(under.time)}" if under.time.exposed else "")
@@ -302,7 +292,7 @@ def policy_article(graph: GraphState) -> Article:
     if plan.untold is not None:
         article.say(f"{plan_times_text(plan).capitalize()}.")
     if found.uncounted:
-        article.say(f"Uncounted in the forward: {uncounted_text(found.uncounted)}.")
+        article.say(f"Uncounted in the forward: {shown.uncounted_text(found.uncounted)}.")
     article.say(*found.notes)
     if amounts.open_bytes:
         article.say(f"{bytes_text(amounts.open_bytes)} of what is saved is left to PyTorch's partitioner.")
@@ -318,7 +308,7 @@ def policy_hint(graph: GraphState) -> str:
 
 def _include(state: State, include: syntax.Include) -> Article:
     kinds = _kinds(state, include)
-    article = Article().say(f"It brings {joined(kinds)}." if kinds else "It brings nothing.")
+    article = Article().say(f"It brings {shown.joined(kinds)}." if kinds else "It brings nothing.")
     graph = state.graph
     if graph is not None:
         policy = graph.plan.policy
@@ -326,7 +316,7 @@ def _include(state: State, include: syntax.Include) -> Article:
         for each in policy.statements[len(policy.rules) :]:
             if policy.included_by(each.span) == include.span and (said := statement_hint(state, graph, each)):
                 mine.append(f"{code(each.span.one_line)}: {with_code(said)}")
-        article.items(first_lines(mine, _MOST_LINES))
+        article.items(shown.first_lines(mine, _MOST_LINES))
     return article
 
 
@@ -340,11 +330,11 @@ def statement_hint(state: State, graph: GraphState, statement: Statement) -> str
             return "" if index is None else rule_hint(graph, index)
         case syntax.Let():
             if (count := picked(graph, statement)) is not None:
-                return counted(count, "collective")
+                return shown.counted(count, "collective")
             selections = selections_of(state)
-            return "" if selections is None else counted(len(selections.rows(statement.selector)), "node")
+            return "" if selections is None else shown.counted(len(selections.rows(statement.selector)), "node")
         case syntax.Blocks():
-            return counted(len(graph.plan.block_names), "block")
+            return shown.counted(len(graph.plan.block_names), "block")
         case syntax.Undecided():
             return values(undecided(graph))
         case syntax.Include():
@@ -372,7 +362,7 @@ def include_hint(state: State, graph: GraphState, include: syntax.Include) -> st
     if not mine:
         return in_short(_kinds(state, include))
     decided = sum(len(graph.plan.rules[at].decided) for at in mine)
-    return in_short((counted(len(mine), "rule"), values(decided)))
+    return in_short((shown.counted(len(mine), "rule"), values(decided)))
 
 
 _KINDS: dict[type, str] = {
@@ -387,7 +377,7 @@ def _kinds(state: State, include: syntax.Include) -> list[str]:
     """``2 names``, ``1 rule``: the statements that an include of the document is replaced by."""
     brought = (each.statement for each in state.text.expansion.statements if each.include == include.span)
     found = Counter(_KINDS.get(type(each), "other statement") for each in brought)
-    return [counted(count, kind) for kind, count in found.items()]
+    return [shown.counted(count, kind) for kind, count in found.items()]
 
 
 def _device(state: State) -> Article:
@@ -405,13 +395,13 @@ def _device(state: State) -> Article:
 
 def _figures(device: DeviceProfile) -> Iterator[str]:
     for dtype, rate in device.compute.items():
-        most = format_quantity(max(most for _, most in rate.points), "flops")
+        most = shown.format_quantity(max(most for _, most in rate.points), "flops")
         yield f"{code(dtype)} products: {most} a second at most"
-    yield f"memory: {format_quantity(max(most for _, most in device.bandwidth.points), 'bytes')} a second at most"
+    yield f"memory: {shown.format_quantity(max(most for _, most in device.bandwidth.points), 'bytes')} a second at most"
     if device.capacity is not None:
-        yield f"capacity: {format_quantity(device.capacity, 'bytes')}"
+        yield f"capacity: {shown.format_quantity(device.capacity, 'bytes')}"
     if device.host_bandwidth is not None:
-        yield f"to and from the host: {format_quantity(device.host_bandwidth, 'bytes')} a second"
+        yield f"to and from the host: {shown.format_quantity(device.host_bandwidth, 'bytes')} a second"
 
 
 def _undecided(graph: GraphState) -> Article:
@@ -447,9 +437,9 @@ def rewrite_hint(graph: GraphState, statement: syntax.Restructuring) -> str:
         return ""
     mine = graph.plan.edits.of(at)
     if isinstance(statement, syntax.Chunk):
-        return in_short((f"{mine.count:,} cut", counted(len(mine.split_sums), "sum") + " split"))
+        return in_short((f"{mine.count:,} cut", shown.counted(len(mine.split_sums), "sum") + " split"))
     fewer = sum(edit.fewer_collectives for edit in mine.done)
-    return in_short((f"{mine.count:,} rewritten", counted(fewer, "collective") + " fewer"))
+    return in_short((f"{mine.count:,} rewritten", shown.counted(fewer, "collective") + " fewer"))
 
 
 def _ordered(graph: GraphState) -> Communication | None:
@@ -476,7 +466,9 @@ def _scheduling(graph: GraphState, found: Communication, line: LineInOrder) -> A
     article.items(with_code(each) for each in (*proof_texts(line), *left_texts(line)))
     for what, names in (("picks", line.matched), ("moves", line.moved)):
         if names:
-            article.say(f"It {what} {listed([code(name) for name in names[:_MOST_NAMES]], _MOST_NAMES, len(names))}.")
+            article.say(
+                f"It {what} {shown.listed([code(name) for name in names[:_MOST_NAMES]], _MOST_NAMES, len(names))}."
+            )
     if not graph.knows("order") and found.device is not None:
         article.say("Its worth is still being computed.")
     return article
@@ -487,7 +479,7 @@ def exposed_of(found: Communication, line: LineInOrder) -> str:
     lanes = found.planned.lanes
     if lanes is None or line.exposed_without is None:
         return ""
-    with_it, without = (format_quantity(each, "seconds") for each in (lanes.exposed, line.exposed_without))
+    with_it, without = (shown.format_quantity(each, "seconds") for each in (lanes.exposed, line.exposed_without))
     return f"Exposed: {with_it} with it, {without} without."
 
 
@@ -499,7 +491,7 @@ def line_hint(found: Communication, line: LineInOrder) -> str:
     if lanes is not None and line.exposed_without is not None:
         less = signed(lanes.exposed - line.exposed_without, "seconds")
         change = f"exposed {less}" if less else "exposes as much without"
-    return in_short((counted(len(line.matched), "collective"), f"{len(line.moved):,} moved{into}", change))
+    return in_short((shown.counted(len(line.matched), "collective"), f"{len(line.moved):,} moved{into}", change))
 
 
 def picked(graph: GraphState, let: syntax.Let) -> int | None:
@@ -535,7 +527,7 @@ def margin_text(statement: Statement, outcome: ExpectationOutcome) -> str:
     if not outcome.margin:
         return ""
     dimension = statement.limit.dimension if isinstance(statement, syntax.ExpectTotal) else "number"
-    return format_quantity(abs(outcome.margin), dimension)
+    return shown.format_quantity(abs(outcome.margin), dimension)
 
 
 def expectation_hint(statement: Statement, outcome: ExpectationOutcome) -> str:

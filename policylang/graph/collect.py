@@ -13,7 +13,7 @@ import torch
 from attrs import define, evolve, field
 from torch import fx
 
-from policylang.graph import marks
+from policylang.graph import marks, phases
 from policylang.graph.facts import (
     Facts,
     Flag,
@@ -27,19 +27,6 @@ from policylang.graph.facts import (
     users_of,
 )
 from policylang.graph.memory import memory_of, mutated_reads
-from policylang.graph.phases import (
-    ModulePaths,
-    PhaseMarks,
-    check_kind,
-    check_operators,
-    input_columns,
-    is_seed,
-    is_tangent,
-    kind_of,
-    phases_of,
-    raw_path,
-    said_phase,
-)
 from policylang.operators import calls
 from policylang.operators.moves import MOVERS
 from policylang.operators.names import GETITEM, WAITS
@@ -226,10 +213,10 @@ def collect(
             methods.
     """
     nodes = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
-    check_operators(nodes)
+    phases.check_operators(nodes)
     module = gm if isinstance(gm, fx.GraphModule) else gm.owning_module
     static = None if static_inputs is None else frozenset(static_inputs)
-    return _Collector(module, nodes, static, ModulePaths(root), groups or {}, mesh, state).facts(kind)
+    return _Collector(module, nodes, static, phases.ModulePaths(root), groups or {}, mesh, state).facts(kind)
 
 
 @define(eq=False)
@@ -239,7 +226,7 @@ class _Collector:
     module: fx.GraphModule | None
     nodes: list[fx.Node]
     static: frozenset[int] | None
-    paths: ModulePaths
+    paths: phases.ModulePaths
     groups: Mapping[str, Group]
     mesh: Any
     state: Collection[fx.Node]
@@ -256,10 +243,10 @@ class _Collector:
         output_rows, output_descs = self._outputs()
         said = self._marks(output_descs)
         if kind is None:
-            kind = kind_of(said, targets)
+            kind = phases.kind_of(said, targets)
         else:
-            check_kind(kind, said)
-        phases = phases_of(kind, said, ops, inputs, output_rows)
+            phases.check_kind(kind, said)
+        phase_column = phases.phases_of(kind, said, ops, inputs, output_rows)
         users = users_of(inputs)
         owners, roots = self._owners(inputs)
         measure = _Measurements().measure
@@ -267,17 +254,17 @@ class _Collector:
         flags = array("i", [Flag.SYMBOLIC if value.symbolic else 0 for value in values])
         self._flag_calls(flags, owners)
         names = [node.name for node in nodes]
-        for row in read_by_backward(phases, inputs, owners):
+        for row in read_by_backward(phase_column, inputs, owners):
             flags[row] |= Flag.FEEDS_BACKWARD
-        self._flag_outputs(flags, phases, output_rows, output_descs)
+        self._flag_outputs(flags, phase_column, output_rows, output_descs)
         if kind is GraphKind.FLAT:
-            self._flag_memory(flags, phases, owners)
+            self._flag_memory(flags, phase_column, owners)
         else:
             for row in mutated_reads(nodes, self.operators, roots, row_of, output_descs):
                 flags[row] |= Flag.READS_MUTATED
         tags = [marks.user_tag(node.meta) for node in nodes]
-        modules = [self.paths.add(raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
-        kinds, input_names = input_columns(self.module, nodes, self.static, output_descs, self.paths)
+        modules = [self.paths.add(phases.raw_path(node.meta)) if node.op != "placeholder" else "" for node in nodes]
+        kinds, input_names = phases.input_columns(self.module, nodes, self.static, output_descs, self.paths)
         path_of = self.paths.table()
         counter = WorkCounter()
         works = [counter.of(node) for node in nodes]
@@ -287,7 +274,7 @@ class _Collector:
             names=names,
             ops=ops,
             targets=targets,
-            phases=phases,
+            phases=phase_column,
             modules=[path_of[raw] for raw in modules],
             ac_regions=[region for _, region in tags],
             user_tags=[tag for tag, _ in tags],
@@ -325,17 +312,17 @@ class _Collector:
         descs = _leaves(last.meta.get("desc"))
         return rows, descs if len(descs) == len(rows) else [None] * len(rows)
 
-    def _marks(self, output_descs: Sequence[Any]) -> PhaseMarks:
+    def _marks(self, output_descs: Sequence[Any]) -> phases.PhaseMarks:
         metas = [node.meta for node in self.nodes]
         rows = [row for row, node in enumerate(self.nodes) if node.op == "placeholder"]
         descs = [metas[row].get("desc") for row in rows]
-        return PhaseMarks(
+        return phases.PhaseMarks(
             tags=[meta.get("partitioner_tag") for meta in metas],
-            said=bytearray(map(said_phase, metas)),
+            said=bytearray(map(phases.said_phase, metas)),
             hooked=bytearray(bool(meta.get("autograd_backward")) for meta in metas),
             recorded=bytearray(marks.SAVED in marks.custom(meta) for meta in metas),
-            seeds=[row for row, node in enumerate(self.nodes) if is_seed(node)],
-            tangents=[row for row in rows if is_tangent(self.nodes[row])],
+            seeds=[row for row, node in enumerate(self.nodes) if phases.is_seed(node)],
+            tangents=[row for row in rows if phases.is_tangent(self.nodes[row])],
             output_descs=output_descs,
             some_undescribed=len({desc is None for desc in descs}) == 2,
         )
@@ -394,19 +381,19 @@ class _Collector:
         return tuple(found.lost)
 
     def _flag_outputs(
-        self, flags: array[int], phases: bytearray, rows: Sequence[int | None], descs: Sequence[Any]
+        self, flags: array[int], column: bytearray, rows: Sequence[int | None], descs: Sequence[Any]
     ) -> None:
         for row, desc in zip(rows, descs, strict=True):
-            if row is None or phases[row] not in (Phase.FORWARD, Phase.INPUT):
+            if row is None or column[row] not in (Phase.FORWARD, Phase.INPUT):
                 continue
             if desc is not None and graphs.is_backward_output(desc):
                 flags[row] |= Flag.GRADIENT
-            elif phases[row] == Phase.FORWARD and (desc is None or not graphs.is_saved_output(desc)):
+            elif column[row] == Phase.FORWARD and (desc is None or not graphs.is_saved_output(desc)):
                 flags[row] |= Flag.FORWARD_OUTPUT
 
-    def _flag_memory(self, flags: array[int], phases: bytearray, owners: array[int]) -> None:
+    def _flag_memory(self, flags: array[int], column: bytearray, owners: array[int]) -> None:
         """Flags what a flat graph recomputes together, and what it must not recompute: it writes in place, anywhere."""
-        memory = memory_of(self.nodes, phases, self.state)
+        memory = memory_of(self.nodes, column, self.state)
         if not memory.writes:
             return
         for row, unit in enumerate(memory.units):

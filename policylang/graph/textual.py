@@ -13,32 +13,22 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from policylang.graph.facts import (
-    COLUMNS,
-    FLAGS,
-    Facts,
-    Flag,
-    GraphKind,
-    Group,
-    InputKind,
-    Phase,
-    read_by_backward,
-    users_of,
-)
+from policylang.graph import facts
+from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose
 from policylang.language.operators import OperatorTable
 from policylang.language.shown import ALIASES, DTYPES, UNITS, did_you_mean, nearest
 from policylang.operators.names import FOLLOWERS, bytes_of
 
 INPUTS = {
-    "input": InputKind.USER,
-    "parameter": InputKind.PARAMETER,
-    "buffer": InputKind.BUFFER,
-    "tangent": InputKind.TANGENT,
-    "seed": InputKind.OTHER,
+    "input": facts.InputKind.USER,
+    "parameter": facts.InputKind.PARAMETER,
+    "buffer": facts.InputKind.BUFFER,
+    "tangent": facts.InputKind.TANGENT,
+    "seed": facts.InputKind.OTHER,
 }
 """The words for graph inputs."""
-_BLANK = {name: said.blank for name, said in COLUMNS.items() if name != "users"}
+_BLANK = {name: said.blank for name, said in facts.COLUMNS.items() if name != "users"}
 _COLUMN_OF = {"region": "ac_regions", "tag": "user_tags", "group": "group_names"} | {
     name: f"{name}s" for name in ("module", "shape", "dtype", "device", "owner", "input_name")
 }
@@ -51,7 +41,7 @@ class GraphBuilder:
         self.rows: list[dict[str, Any]] = []
         """By column of :class:`Facts`."""
         self.index: dict[str, int] = {}
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, facts.Group] = {}
 
     def add(
         self, name: str, target: str, inputs: tuple[int, ...], *, backward: bool = False, group: str = "", **said: Any
@@ -60,16 +50,20 @@ class GraphBuilder:
         ``output``; ``group`` ends in the number of its ranks, ``dp:4``. ``said``: its values in the columns of
         :class:`Facts`, by the column or as ``module``, ``shape``, ``dtype``, ``region``, ``tag``, ``owner``, …"""
         row = len(self.rows)
-        op, phase, input_kind = "call_function", Phase.BACKWARD if backward else Phase.FORWARD, InputKind.NOT_AN_INPUT
+        op, phase, input_kind = (
+            "call_function",
+            facts.Phase.BACKWARD if backward else facts.Phase.FORWARD,
+            facts.InputKind.NOT_AN_INPUT,
+        )
         if target in INPUTS:
-            op, phase, input_kind = "placeholder", Phase.INPUT, INPUTS[target]
+            op, phase, input_kind = "placeholder", facts.Phase.INPUT, INPUTS[target]
         elif target == "get_attr":
             op = "get_attr"
         elif target == "output":
-            op, phase = "output", Phase.OUTPUT
+            op, phase = "output", facts.Phase.OUTPUT
         if group and group not in self.groups:
             size = int(group.rpartition(":")[2])
-            self.groups[group] = Group(group, tuple(range(size)), size)
+            self.groups[group] = facts.Group(group, tuple(range(size)), size)
         columns = {
             **_BLANK,
             "names": name,
@@ -87,16 +81,16 @@ class GraphBuilder:
         self.index[name] = row
         return row
 
-    def facts(self, kind: GraphKind) -> Facts:
+    def facts(self, kind: facts.GraphKind) -> Facts:
         columns: dict[str, Any] = {name: [row[name] for row in self.rows] for name in _BLANK}
         phases, inputs, flags = columns["phases"], columns["inputs"], columns["flags"]
-        for row in read_by_backward(phases, inputs, columns["owners"]):
-            if phases[row] == Phase.FORWARD:
-                flags[row] |= Flag.FEEDS_BACKWARD
+        for row in facts.read_by_backward(phases, inputs, columns["owners"]):
+            if phases[row] == facts.Phase.FORWARD:
+                flags[row] |= facts.Flag.FEEDS_BACKWARD
         for op, reads in zip(columns["ops"], inputs, strict=True):
             for row in reads if op == "output" else ():
-                flags[row] |= Flag.FORWARD_OUTPUT if phases[row] == Phase.FORWARD else 0
-        return Facts(kind=kind, users=users_of(inputs), groups=self.groups, **columns)
+                flags[row] |= facts.Flag.FORWARD_OUTPUT if phases[row] == facts.Phase.FORWARD else 0
+        return Facts(kind=kind, users=facts.users_of(inputs), groups=self.groups, **columns)
 
 
 CANNOT_BE_READ, NO_SUCH_NODE, NO_SUCH_WORD = "APL501", "APL502", "APL503"
@@ -113,7 +107,7 @@ _HELP = "for example `%y = aten.mm.default(%x, %w) layers.0.attention shape=8x8 
 
 
 def read_graph(
-    source: Source, kind: GraphKind | None = None, operators: OperatorTable | None = None
+    source: Source, kind: facts.GraphKind | None = None, operators: OperatorTable | None = None
 ) -> tuple[Facts | None, tuple[Diagnostic, ...]]:
     """The facts of a graph that is written as text, or everything that keeps it from being read. Without ``kind`` it is
     a joint graph if it has a backward, else a forward graph. Linear in the text."""
@@ -121,7 +115,7 @@ def read_graph(
     reader.read()
     if reader.problems:
         return None, tuple(reader.problems)
-    return reader.builder.facts(kind or (GraphKind.JOINT if reader.backward else GraphKind.FORWARD)), ()
+    return reader.builder.facts(kind or (facts.GraphKind.JOINT if reader.backward else facts.GraphKind.FORWARD)), ()
 
 
 @frozen
@@ -217,12 +211,12 @@ class _GraphParser:
         key, sign, value = word.text.partition("=")
         if sign:
             self._value(key, _SourceText(value, word.start + len(key) + 1), word, said)
-        elif word.text in FLAGS:
-            said["flags"] |= FLAGS[word.text]
+        elif word.text in facts.FLAGS:
+            said["flags"] |= facts.FLAGS[word.text]
         elif word.text == "backward":
             said["backward"] = True
         else:
-            near = () if "." in word.text else nearest(word.text, (*FLAGS, "backward"))
+            near = () if "." in word.text else nearest(word.text, (*facts.FLAGS, "backward"))
             if near or "module" in said or not _PATH.fullmatch(word.text):
                 help = did_you_mean(near) or "a line holds one module path, flags, and words such as `bytes=64`"
                 self.report(NO_SUCH_WORD, f"`{word.text}` is no flag of a node", word, help)

@@ -36,32 +36,19 @@ from policylang.language.predicates import check_path_glob
 from policylang.language.resources import policies_folder
 from policylang.language.shown import did_you_mean, nearest
 from policylang.language.statements import ExpectTotalKind, format_policy, kind_of
-from policylang.language.syntax import (
-    Everything,
-    File,
-    Include,
-    Let,
-    Operator,
-    Policy,
-    Reference,
-    Rule,
-    Scheduling,
-    Selector,
-    Statement,
-)
 
 MAX_CHAIN = 32
 PRELUDE = "prelude"
 
 Reader = Callable[[Path, str], Source | Diagnostic]
 """The text of a file under the name that reports will give it, or why it cannot be read."""
-IncludeChain = tuple[tuple[str, Include | None], ...]
+IncludeChain = tuple[tuple[str, syntax.Include | None], ...]
 """The chain of files, outermost first: each file, and the include that led to it."""
 
 
 @frozen
 class PlacedStatement:
-    statement: Statement
+    statement: syntax.Statement
     index: int
     """Its number in its file."""
     bundled: bool
@@ -78,7 +65,7 @@ class PlacedStatement:
 class _Unit:
     """A parsed file, and the folder that its includes are relative to."""
 
-    file: File
+    file: syntax.File
     folder: Path
     bundled: bool
 
@@ -108,7 +95,7 @@ class Expansion:
                     message = f"the policy holds more than {MAX_STATEMENTS} statements, its includes expanded"
                     self.diagnostics.report("APL106", message, by)
                 return
-            if isinstance(statement, Include):
+            if isinstance(statement, syntax.Include):
                 self._include(statement, unit, chain)
             else:
                 placed = PlacedStatement(statement, index, unit.bundled, len(chain) - 1, unit.folder, by)
@@ -119,7 +106,7 @@ class Expansion:
         self.diagnostics.extend(diagnostics)
         return _Unit(file, folder, bundled)
 
-    def _include(self, include: Include, unit: _Unit, chain: IncludeChain) -> None:
+    def _include(self, include: syntax.Include, unit: _Unit, chain: IncludeChain) -> None:
         if include.bundled and include.target == PRELUDE:
             return  # it is always there
         if include.span not in self._targets:  # files that include one another come by here many times
@@ -142,7 +129,7 @@ class Expansion:
         if target is not None:
             self.add(target, (*chain, (key, include)))
 
-    def _target(self, include: Include, unit: _Unit, chain: IncludeChain) -> tuple[Path | None, str]:
+    def _target(self, include: syntax.Include, unit: _Unit, chain: IncludeChain) -> tuple[Path | None, str]:
         if not include.bundled:
             named = unit.file.span.source.name
             beside = "" if named.startswith("<") else os.path.dirname(named)
@@ -159,7 +146,7 @@ class Expansion:
             self._report("APL103", message, include, chain, help=help, fixes=fixes)
         return path, f"<{include.target.removesuffix('.apl')}>"
 
-    def _read(self, path: Path, name: str, include: Include, chain: IncludeChain) -> _Unit | None:
+    def _read(self, path: Path, name: str, include: syntax.Include, chain: IncludeChain) -> _Unit | None:
         self.files.setdefault(name, path)
         first = chain[1][1] if len(chain) > 1 else include
         self.brought.setdefault(name, (first or include).span)
@@ -179,14 +166,14 @@ class Expansion:
         self.diagnostics.append(evolve(source, related=_included_from(chain)))
         return None
 
-    def _report(self, code: str, message: str, include: Include, chain: IncludeChain, **more: Any) -> None:
+    def _report(self, code: str, message: str, include: syntax.Include, chain: IncludeChain, **more: Any) -> None:
         if (code, include.span) in self._reported:  # a file that is included twice is read once, and taken twice
             return
         self._reported.add((code, include.span))
         self.diagnostics.report(code, message, include.span, related=_included_from(chain), **more)
 
 
-def _target_span(include: Include) -> Span:
+def _target_span(include: syntax.Include) -> Span:
     """The span of the included name, with its quotes or brackets."""
     span = include.span
     return Span(span.source, span.end - len(include.target) - 2, span.end)
@@ -222,10 +209,10 @@ _Ordering = TypeVar("_Ordering", bound=syntax.Bucket | syntax.Scheduling)
 
 def resolve(
     statements: Sequence[PlacedStatement], source: Source, operators: OperatorTable
-) -> tuple[Policy, tuple[Diagnostic, ...]]:
+) -> tuple[syntax.Policy, tuple[Diagnostic, ...]]:
     """The policy that the statements make, and what is wrong with it. With an error among that, the policy is not
     to be used: what could not be looked up is missing from it."""
-    lets = [each.statement for each in statements if isinstance(each.statement, Let)]
+    lets = [each.statement for each in statements if isinstance(each.statement, syntax.Let)]
     resolver = _Resolver(source, Definitions(operators, {let.name: let.span for let in reversed(lets)}))
     for placed in sorted(statements, key=lambda placed: -placed.depth):
         resolver.least_depth[type(placed.statement)] = placed.depth
@@ -240,12 +227,12 @@ class _Resolver:
     source: Source
     names: Definitions
     diagnostics: DiagnosticList = field(factory=DiagnosticList)
-    rules: list[Rule] = field(factory=list)
+    rules: list[syntax.Rule] = field(factory=list)
     rewrites: list[syntax.Rewriting] = field(factory=list)
     scheduling: list[syntax.Scheduling] = field(factory=list)
     expectations: list[syntax.Expectation] = field(factory=list)
-    ordered: dict[tuple[type, Selector], syntax.Bucket | Scheduling] = field(factory=dict)
-    once: dict[type, Statement] = field(factory=dict)
+    ordered: dict[tuple[type, syntax.Selector], syntax.Bucket | syntax.Scheduling] = field(factory=dict)
+    once: dict[type, syntax.Statement] = field(factory=dict)
     least_depth: dict[type, int] = field(factory=dict)
     """By kind the smallest include depth at which it occurs: a file overrides what it includes."""
     device: DeviceProfile | None = None
@@ -257,7 +244,7 @@ class _Resolver:
         if not placed.depth:
             self.first = self.first or statement.span
         self.diagnostics.extend(kind_of(statement).check(statement))
-        if isinstance(statement, Scheduling):
+        if isinstance(statement, syntax.Scheduling):
             self.scheduling.append(self._ordering(statement))
             return
         if isinstance(statement, syntax.Restructuring):
@@ -270,11 +257,11 @@ class _Resolver:
                 pass  # what an include brings is in its place
             case syntax.Device():
                 self._device(statement, placed)
-            case Let():
+            case syntax.Let():
                 self.names.define(statement, placed.bundled)
             case syntax.Blocks() | syntax.Undecided() | syntax.PrefetchOffloaded():
                 self._only_once(statement, placed.depth)
-            case Rule():
+            case syntax.Rule():
                 rule = evolve(statement, selector=self.names.resolve(statement.selector))
                 self.rules.append(rule)
                 self.diagnostics.extend(doubtful_selectors(rule))
@@ -303,7 +290,7 @@ class _Resolver:
         for each in others:
             said = each.span.one_line
             message = f"`{said}` is no collective, and `{word}` moves collectives alone"
-            if isinstance(each, Everything | Reference):
+            if isinstance(each, syntax.Everything | syntax.Reference):
                 message = f"`{said}` is more than collectives, and `{word}` moves them alone"
             help = "write `collective`, or one of `all_gather`, `reduce_scatter`, `all_reduce` and `all_to_all`"
             self.diagnostics.report("APL215", message, each.span, help=help, fixes=written(each.span, _COLLECTIVES))
@@ -311,14 +298,16 @@ class _Resolver:
             self.diagnostics.extend(doubtful_selectors(statement))
         return statement
 
-    def _others(self, selector: Selector) -> Iterator[Selector]:
+    def _others(self, selector: syntax.Selector) -> Iterator[syntax.Selector]:
         """The words of a selector that pick, whatever the graph, something else than collectives. What `where`, a chain
         or an `and` leaves of a selector is not known."""
-        pending: list[tuple[Selector, Reference | None]] = [(selector, None)]  # and the name that leads to it
+        pending: list[tuple[syntax.Selector, syntax.Reference | None]] = [
+            (selector, None)
+        ]  # and the name that leads to it
         seen: set[str] = set()
         while pending:
             current, named = pending.pop()
-            inner: tuple[Selector, ...] = ()
+            inner: tuple[syntax.Selector, ...] = ()
             match current:
                 case syntax.Union():
                     inner = current.parts
@@ -326,13 +315,13 @@ class _Resolver:
                     inner = (current.selector,)
                 case syntax.Difference() | syntax.Feeding():
                     inner = (current.left,)
-                case Reference():
+                case syntax.Reference():
                     if current.name not in seen:
                         seen.add(current.name)
                         pending.append((self.names.lets[current.name].selector, named or current))
-                case Everything():
+                case syntax.Everything():
                     yield named or current
-                case Operator():
+                case syntax.Operator():
                     found = self.names.operators.matches(current.namespace, current.name, current.overload)
                     if found and all(name.partition(".")[0] in _COMPUTES for name in found):
                         yield named or current
@@ -342,7 +331,7 @@ class _Resolver:
                     assert_never(current)
             pending.extend((part, named) for part in reversed(inner))
 
-    def finish(self, statements: Sequence[PlacedStatement]) -> tuple[Policy, tuple[Diagnostic, ...]]:
+    def finish(self, statements: Sequence[PlacedStatement]) -> tuple[syntax.Policy, tuple[Diagnostic, ...]]:
         name: Any = self.once.get(syntax.PolicyName)
         blocks: Any = self.once.get(syntax.Blocks)
         undecided: Any = self.once.get(syntax.Undecided)
@@ -353,7 +342,7 @@ class _Resolver:
         for placed in statements:
             if placed.include is not None:
                 includes.setdefault(placed.statement.span.source.name, placed.include)
-        policy = Policy(
+        policy = syntax.Policy(
             *(name, self.names.lets, blocks, rules, undecided, rewrites, expectations, self.device),
             scheduling=tuple(self.scheduling),
             prefetch_offloaded=ahead,
@@ -421,7 +410,7 @@ _ABOUT_WHAT_IS_MISSING = {"APL110", "APL207"}
 class Loaded:
     """A policy, unless one of the diagnostics is an error; they are sorted by position, file by file."""
 
-    policy: Policy | None
+    policy: syntax.Policy | None
     diagnostics: tuple[Diagnostic, ...]
 
     @property
@@ -466,7 +455,11 @@ def load_expanded(
 
 
 def _wrong_type(wanted: str, given: object) -> Diagnostic:
-    help = "it is loaded already" if isinstance(given, Policy) else 'for example `policylang.load("llama3_sac.apl")`'
+    help = (
+        "it is loaded already"
+        if isinstance(given, syntax.Policy)
+        else 'for example `policylang.load("llama3_sac.apl")`'
+    )
     return diagnose("APL104", f"{wanted}, and this is a `{type(given).__name__}`", help=help)
 
 

@@ -23,72 +23,59 @@ from policylang.language.predicates import (
     spanned,
 )
 from policylang.language.shown import decimal_percent
-from policylang.language.syntax import (
-    BlockSet,
-    InBlock,
-    InModule,
-    Ordinal,
-    Policy,
-    Predicate,
-    Reference,
-    Scope,
-    Selecting,
-    Selector,
-    Statement,
-)
 
 
-def selector_of(statement: Statement) -> Selector | None:
-    return statement.selector if isinstance(statement, Selecting) else None
+def selector_of(statement: syntax.Statement) -> syntax.Selector | None:
+    return statement.selector if isinstance(statement, syntax.Selecting) else None
 
 
-def selectors_of(statements: Iterable[Statement]) -> Iterator[Selector]:
+def selectors_of(statements: Iterable[syntax.Statement]) -> Iterator[syntax.Selector]:
     return filter(None, map(selector_of, statements))
 
 
-def parts(selector: Selector) -> tuple[Selector, ...]:
+def parts(selector: syntax.Selector) -> tuple[syntax.Selector, ...]:
     """The selectors directly inside a selector, in the order in which they are written."""
     return tuple(_inside(selector, "Selector"))
 
 
-def walk(selector: Selector) -> Iterator[Selector]:
+def walk(selector: syntax.Selector) -> Iterator[syntax.Selector]:
     """The selector and every selector inside it, each before its parts, in the order of the text."""
     return _walk(selector, "Selector")
 
 
-def predicates(predicate: Predicate) -> Iterator[syntax.Test]:
+def predicates(predicate: syntax.Predicate) -> Iterator[syntax.Test]:
     """The tests inside a predicate, in the order of the text."""
     return (each for each in _walk(predicate, "Predicate") if not isinstance(each, syntax.Not | syntax.And | syntax.Or))
 
 
-def with_lets(policy: Policy, *selectors: Selector) -> Iterator[Selector]:
+def with_lets(policy: syntax.Policy, *selectors: syntax.Selector) -> Iterator[syntax.Selector]:
     """The parts of selectors, and those of every ``let`` that they use, each once."""
     pending, seen = [*reversed(selectors)], set()
     while pending:
         for part in walk(pending.pop()):
             yield part
-            if isinstance(part, Reference) and part.name not in seen:
+            if isinstance(part, syntax.Reference) and part.name not in seen:
                 seen.add(part.name)
                 pending.append(policy.lets[part.name].selector)
 
 
-def names_in(policy: Policy, statements: Iterable[Statement]) -> frozenset[str]:
+def names_in(policy: syntax.Policy, statements: Iterable[syntax.Statement]) -> frozenset[str]:
     """The names of every ``let`` that statements use."""
     parts = with_lets(policy, *selectors_of(statements))
-    return frozenset(part.name for part in parts if isinstance(part, Reference))
+    return frozenset(part.name for part in parts if isinstance(part, syntax.Reference))
 
 
-def tests_of(policy: Policy, *statements: Statement) -> Iterator[syntax.Test]:
+def tests_of(policy: syntax.Policy, *statements: syntax.Statement) -> Iterator[syntax.Test]:
     """The tests in the ``where`` clauses of statements' selectors, and of every ``let`` that they use."""
     for part in with_lets(policy, *selectors_of(statements)):
         if isinstance(part, syntax.Where):
             yield from predicates(part.predicate)
 
 
-def depth(selector: Selector) -> int:
+def depth(selector: syntax.Selector) -> int:
     """The depth of the deepest nesting, predicates included."""
     deepest = 0
-    pending: list[tuple[Selector | Predicate, int]] = [(selector, 1)]
+    pending: list[tuple[syntax.Selector | syntax.Predicate, int]] = [(selector, 1)]
     while pending:
         current, level = pending.pop()
         deepest = max(deepest, level)
@@ -96,9 +83,9 @@ def depth(selector: Selector) -> int:
     return deepest
 
 
-def rebuild(selector: Selector, change: Callable[[Selector], Selector]) -> Selector:
+def rebuild(selector: syntax.Selector, change: Callable[[syntax.Selector], syntax.Selector]) -> syntax.Selector:
     """The selector with ``change`` applied to every selector inside it, innermost first; spans stay."""
-    done: list[Selector] = []
+    done: list[syntax.Selector] = []
     for current in reversed(list(walk(selector))):  # parts follow their whole in the walk, so they precede it here
         inner = [done.pop() for _ in _inside(current, "Selector")]
         new: Any = current
@@ -143,7 +130,7 @@ _OPEN = syntax.Everything()
 class SpannedSelector:
     """A selector and the span it takes in the text, parentheses included."""
 
-    selector: Selector
+    selector: syntax.Selector
     span: Span
 
 
@@ -157,15 +144,15 @@ class _Tail:
     is_start: bool = False
 
 
-def union_of(parts: Sequence[Selector], span: Span) -> Selector:
+def union_of(parts: Sequence[syntax.Selector], span: Span) -> syntax.Selector:
     """The union of selectors, flat: no union is directly inside another."""
-    flat: list[Selector] = []
+    flat: list[syntax.Selector] = []
     for part in parts:
         flat.extend(part.parts if isinstance(part, syntax.Union) else (part,))
     return flat[0] if len(flat) == 1 else syntax.Union(tuple(flat), span=span)
 
 
-_JOINED_BY: Mapping[str, Callable[..., Selector]] = {
+_JOINED_BY: Mapping[str, Callable[..., syntax.Selector]] = {
     "and": syntax.Intersection,
     "except": syntax.Difference,
     "feeding": syntax.Feeding,
@@ -193,7 +180,7 @@ class SelectorRules(PredicateRules):
     def joiner(self, _span: Span, word: Lexeme, *_by: Lexeme) -> str:
         return str(word)
 
-    def everything_in(self, span: Span, _word: Lexeme, place: InModule | InBlock) -> SpannedSelector:
+    def everything_in(self, span: Span, _word: Lexeme, place: syntax.InModule | syntax.InBlock) -> SpannedSelector:
         """What ``except`` leaves out where a place follows it: all of the place."""
         return SpannedSelector(evolve(place, selector=syntax.Everything(span=span), span=span), span)
 
@@ -208,8 +195,8 @@ class SelectorRules(PredicateRules):
             if not isinstance(postfix, _Tail):
                 selector = evolve(postfix, selector=selector, span=atom.span.to(postfix.span))
         for prefix in reversed(parts[:at]):
-            if isinstance(prefix, Ordinal):
-                scope = scopes.pop(0).value if scopes and isinstance(scopes[0].value, Scope) else None
+            if isinstance(prefix, syntax.Ordinal):
+                scope = scopes.pop(0).value if scopes and isinstance(scopes[0].value, syntax.Scope) else None
                 start = starts.pop(0).value if prefix.kind == "every" and starts else None
                 prefix = evolve(prefix, scope=scope, start=start)
             selector = evolve(prefix, selector=selector, span=prefix.span.to(whole))
@@ -221,14 +208,14 @@ class SelectorRules(PredicateRules):
 
     # --- prefixes ---
 
-    def first_last(self, span: Span, word: Any, count: Lexeme | None = None) -> Ordinal:
-        return Ordinal(word.value, 1 if count is None else position(count), _OPEN, span=span)
+    def first_last(self, span: Span, word: Any, count: Lexeme | None = None) -> syntax.Ordinal:
+        return syntax.Ordinal(word.value, 1 if count is None else position(count), _OPEN, span=span)
 
-    def nth(self, span: Span, word: Lexeme) -> Ordinal:
-        return Ordinal("nth", position(word), _OPEN, span=span)
+    def nth(self, span: Span, word: Lexeme) -> syntax.Ordinal:
+        return syntax.Ordinal("nth", position(word), _OPEN, span=span)
 
-    def every(self, span: Span, word: Lexeme) -> Ordinal:
-        return Ordinal("every", position(word), _OPEN, span=span)
+    def every(self, span: Span, word: Lexeme) -> syntax.Ordinal:
+        return syntax.Ordinal("every", position(word), _OPEN, span=span)
 
     def step(self, span: Span, word: Any, _of: Lexeme) -> syntax.Step:
         return syntax.Step(word.value, _OPEN, span=span)
@@ -245,18 +232,18 @@ class SelectorRules(PredicateRules):
 
     # --- postfixes ---
 
-    def within(self, span: Span, word: Lexeme, place: InModule | InBlock) -> Selector:
+    def within(self, span: Span, word: Lexeme, place: syntax.InModule | syntax.InBlock) -> syntax.Selector:
         return evolve(place, outside=word == "outside", span=span)
 
-    def where(self, span: Span, _word: Lexeme, predicate: Predicate) -> Selector:
+    def where(self, span: Span, _word: Lexeme, predicate: syntax.Predicate) -> syntax.Selector:
         return syntax.Where(_OPEN, predicate, span=span)
 
-    def chain_of(self, span: Span, _word: Lexeme, *cut: Any) -> Selector:
+    def chain_of(self, span: Span, _word: Lexeme, *cut: Any) -> syntax.Selector:
         side, marker = (cut[0].value, cut[1].selector) if cut else (None, None)
         return syntax.ChainOf(_OPEN, side, marker, span=span)
 
     def per(self, span: Span, word: Lexeme, scope: Lexeme) -> _Tail:
-        return _Tail(Scope(str(scope)), word, span)
+        return _Tail(syntax.Scope(str(scope)), word, span)
 
     def per_blocks(self, span: Span, word: Lexeme, number: Lexeme, _blocks: Lexeme) -> _Tail:
         return _Tail(position(number), word, span)
@@ -266,35 +253,41 @@ class SelectorRules(PredicateRules):
 
     # --- places ---
 
-    def in_module(self, span: Span, glob: Lexeme) -> InModule:
-        return InModule(_OPEN, quoted(glob), False, span=span)
+    def in_module(self, span: Span, glob: Lexeme) -> syntax.InModule:
+        return syntax.InModule(_OPEN, quoted(glob), False, span=span)
 
-    def in_block(self, span: Span, _word: Lexeme, number: Lexeme | None = None) -> InBlock:
+    def in_block(self, span: Span, _word: Lexeme, number: Lexeme | None = None) -> syntax.InBlock:
         at = None if number is None else integer(number)
-        return InBlock(_OPEN, BlockSet("any") if at is None else BlockSet("range", low=at, high=at), False, span=span)
+        return syntax.InBlock(
+            _OPEN, syntax.BlockSet("any") if at is None else syntax.BlockSet("range", low=at, high=at), False, span=span
+        )
 
-    def in_blocks(self, span: Span, _word: Lexeme, numbers: Lexeme | None = None) -> InBlock:
+    def in_blocks(self, span: Span, _word: Lexeme, numbers: Lexeme | None = None) -> syntax.InBlock:
         if numbers is None:
-            return InBlock(_OPEN, BlockSet("any"), False, span=span)
+            return syntax.InBlock(_OPEN, syntax.BlockSet("any"), False, span=span)
         low, high = (integer(numbers, text) for text in str(numbers).split(".."))
         if low > high:
             numbers.report("APL205", f"the range `{numbers}` runs backwards", write=[f"{high}..{low}"])
-        return InBlock(_OPEN, BlockSet("range", low=low, high=high), False, span=span)
+        return syntax.InBlock(_OPEN, syntax.BlockSet("range", low=low, high=high), False, span=span)
 
-    def in_first_last(self, span: Span, word: Any, *rest: Lexeme) -> InBlock:
-        return InBlock(_OPEN, BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1), False, span=span)
+    def in_first_last(self, span: Span, word: Any, *rest: Lexeme) -> syntax.InBlock:
+        return syntax.InBlock(
+            _OPEN, syntax.BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1), False, span=span
+        )
 
-    def in_share(self, span: Span, word: Any, *rest: Lexeme) -> InBlock:
+    def in_share(self, span: Span, word: Any, *rest: Lexeme) -> syntax.InBlock:
         share = Fraction(1, 2) if rest[0].type == "HALF_OF" else share_of(rest[0], rest[0].span.to(rest[1].span))
-        return InBlock(_OPEN, BlockSet(word.value, share=share), False, span=span)
+        return syntax.InBlock(_OPEN, syntax.BlockSet(word.value, share=share), False, span=span)
 
-    def in_every(self, span: Span, word: Lexeme, _blocks: Lexeme, *start: Lexeme) -> InBlock:
+    def in_every(self, span: Span, word: Lexeme, _blocks: Lexeme, *start: Lexeme) -> syntax.InBlock:
         n = position(word)
-        return InBlock(_OPEN, BlockSet("every", n=n, start=position(start[1]) if start else n), False, span=span)
+        return syntax.InBlock(
+            _OPEN, syntax.BlockSet("every", n=n, start=position(start[1]) if start else n), False, span=span
+        )
 
-    def in_nth(self, span: Span, word: Lexeme, _block: Lexeme) -> InBlock:
+    def in_nth(self, span: Span, word: Lexeme, _block: Lexeme) -> syntax.InBlock:
         at = position(word) - 1
-        return InBlock(_OPEN, BlockSet("range", low=at, high=at), False, span=span)
+        return syntax.InBlock(_OPEN, syntax.BlockSet("range", low=at, high=at), False, span=span)
 
 
 _LOOSE, _JOINED, _PHRASE, _FILTERED, _ATOM = range(5)
@@ -322,17 +315,17 @@ class _Wording:
         return self if self.level >= level else _Wording(f"({self.text})", _ATOM)
 
 
-def format_selector(selector: Selector) -> str:
+def format_selector(selector: syntax.Selector) -> str:
     """The canonical text of a selector."""
     return _format(selector).text
 
 
-def format_picked(selector: Selector) -> str:
+def format_picked(selector: syntax.Selector) -> str:
     """The canonical text, in parentheses unless it is one word, so that what follows belongs to the statement."""
     return _format(selector).at(_ATOM).text
 
 
-def format_counted(selector: Selector, scope: Scope | None) -> str:
+def format_counted(selector: syntax.Selector, scope: syntax.Scope | None) -> str:
     """The canonical text with the scope in which its nodes are counted."""
     text = _format(selector)
     if scope is None:
@@ -341,7 +334,7 @@ def format_counted(selector: Selector, scope: Scope | None) -> str:
     return f"{counted.text} per {scope.value}"
 
 
-def _format(selector: Selector) -> _Wording:
+def _format(selector: syntax.Selector) -> _Wording:
     """Innermost parts first, without recursion: a policy may nest deeply."""
     done: list[_Wording] = []
     for current in reversed(list(walk(selector))):
@@ -350,7 +343,7 @@ def _format(selector: Selector) -> _Wording:
     return done[0]
 
 
-def _one(selector: Selector, inner: list[_Wording]) -> _Wording:
+def _one(selector: syntax.Selector, inner: list[_Wording]) -> _Wording:
     words = own_words(selector)
     match selector:
         case syntax.Everything() | syntax.Word() | syntax.Operator() | syntax.Reference():
@@ -362,22 +355,22 @@ def _one(selector: Selector, inner: list[_Wording]) -> _Wording:
             if first.open and not first.tail and words == "and":
                 first = first.at(_ATOM)
             return _Wording(f"{first.text} {words} {last.text}", _JOINED, open=last.open and not last.tail)
-        case Ordinal():
+        case syntax.Ordinal():
             return _ordinal(selector, words, inner[0])
         case syntax.Step() | syntax.Chain():
             within = inner[0].at(_PHRASE)
             return evolve(within, words=f"{words} {within.words}", level=_PHRASE)
-        case InModule() | InBlock() | syntax.Where() | syntax.ChainOf():
+        case syntax.InModule() | syntax.InBlock() | syntax.Where() | syntax.ChainOf():
             marker = [part.at(_ATOM).text for part in inner[1:]]
             text = " ".join((inner[0].at(_FILTERED).words, words, *marker))
-            which = selector.which if isinstance(selector, InBlock) else None
+            which = selector.which if isinstance(selector, syntax.InBlock) else None
             takes_start = which is not None and which.kind == "every" and which.start == which.n  # a `from` behind it
             return _Wording(text, _FILTERED, unstarted=takes_start, open=isinstance(selector, syntax.Where))
         case _:
             assert_never(selector)
 
 
-def _ordinal(ordinal: Ordinal, words: str, inner: _Wording) -> _Wording:
+def _ordinal(ordinal: syntax.Ordinal, words: str, inner: _Wording) -> _Wording:
     within = inner.at(_PHRASE)
     scope, start = ordinal.scope, ordinal.start
     if (scope is not None and within.unscoped) or (start is not None and within.unstarted):
@@ -393,12 +386,12 @@ def _ordinal(ordinal: Ordinal, words: str, inner: _Wording) -> _Wording:
     )
 
 
-def own_words(selector: Selector) -> str:
+def own_words(selector: syntax.Selector) -> str:
     """The words that a selector adds to its parts: ``in layers.*``, ``first 2``, ``chain after``, ``except``."""
     return _OWN_WORDS[type(selector)](selector)
 
 
-def _position_words(ordinal: Ordinal) -> str:
+def _position_words(ordinal: syntax.Ordinal) -> str:
     """``3rd``, ``every 2nd``, ``first``, ``first 2``, without ``from`` and ``per``."""
     match ordinal.kind:
         case "nth":
@@ -411,7 +404,7 @@ def _position_words(ordinal: Ordinal) -> str:
             assert_never(ordinal.kind)
 
 
-def _block_set_words(which: BlockSet) -> str:
+def _block_set_words(which: syntax.BlockSet) -> str:
     """``block``, ``every 2nd block``, ``first 4 blocks``, ``blocks 0..3``."""
     match which.kind:
         case "any":

@@ -38,23 +38,13 @@ from policylang.language.selectors import (
     walk,
 )
 from policylang.language.shown import ALIASES, did_you_mean, joined, nearest
-from policylang.language.syntax import (
-    COMPARISONS,
-    NARROW_BYTES,
-    Action,
-    Let,
-    NarrowForm,
-    Policy,
-    Quantity,
-    Rule,
-    Scope,
-    Statement,
-)
 
 LANGUAGE_VERSION = (0, 2)
 """The version of the language that this package reads: what ``requires policylang`` is compared with."""
-_SYNONYMS = {Action.SAVE: "must_save", Action.RECOMPUTE: "prefer_recompute"}
-ACTIONS = {word: action for action in Action for word in (action.word, _SYNONYMS.get(action)) if word is not None}
+_SYNONYMS = {syntax.Action.SAVE: "must_save", syntax.Action.RECOMPUTE: "prefer_recompute"}
+ACTIONS = {
+    word: action for action in syntax.Action for word in (action.word, _SYNONYMS.get(action)) if word is not None
+}
 FATES: tuple[str, ...] = get_args(get_type_hints(syntax.Undecided)["fate"])
 FIGURES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
 OUTCOMES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectFate)["fate"])
@@ -134,7 +124,7 @@ class RequiresKind(StatementKind):
             yield diagnose("APL016", message, predicates.last_text(requires.version, requires.span), help=help)
             return
         here, wanted = zip(*zip_longest(LANGUAGE_VERSION, map(int, parts), fillvalue=0), strict=True)
-        if not COMPARISONS[requires.op](here, wanted):
+        if not syntax.COMPARISONS[requires.op](here, wanted):
             own = ".".join(map(str, LANGUAGE_VERSION))
             message = f"the policy requires language version {requires.op} {requires.version}, and this is {own}"
             help = "install a newer policylang" if here < wanted else "adapt the policy, or install an older policylang"
@@ -165,7 +155,7 @@ class LetKind(StatementKind):
     def build(self, span: Span, _word: Lexeme, name: Lexeme, _equals: Lexeme, selector: SpannedSelector) -> syntax.Let:
         return syntax.Let(str(name), selector.selector, span=span)
 
-    def text(self, let: Let) -> str:
+    def text(self, let: syntax.Let) -> str:
         return f"let {let.name} = {format_selector(let.selector)}"
 
 
@@ -203,9 +193,9 @@ class UndecidedKind(StatementKind):
 
 
 class RuleKind(StatementKind):
-    made, rule = Rule, "rule"
+    made, rule = syntax.Rule, "rule"
 
-    def build(self, span: Span, *parts: Any) -> Rule:
+    def build(self, span: Span, *parts: Any) -> syntax.Rule:
         words = [part for part in parts if isinstance(part, Lexeme)]
         selector = next(part for part in parts if isinstance(part, SpannedSelector))
         modifiers = [word for word in words if word.type in ("OPTIONAL", "OVERRIDE")]
@@ -218,20 +208,20 @@ class RuleKind(StatementKind):
         if verb not in ACTIONS:
             verb.misnamed("APL013", f"`{verb}` is not an action", ACTIONS, f"the actions are {', '.join(ACTIONS)}")
         names = [str(word) for word in modifiers]
-        action = ACTIONS.get(verb, Action.LEAVE)
-        budget = next((part for part in parts if isinstance(part, Quantity)), None)
+        action = ACTIONS.get(verb, syntax.Action.LEAVE)
+        budget = next((part for part in parts if isinstance(part, syntax.Quantity)), None)
         if budget is not None and verb in ACTIONS and not action.offloads:
             message = f"`{verb}` has no budget: only what is offloaded can be limited"
             fixes = [left_out(budget.span), *written(verb.span, ["offload"], is_choice=True)]
             verb.report("APL116", message, budget.span, help="leave it out, or write `offload`", fixes=fixes)
-        form = next((part for part in parts if isinstance(part, NarrowForm)), None)
+        form = next((part for part in parts if isinstance(part, syntax.NarrowForm)), None)
         if form is not None and verb in ACTIONS and not action.saves:
             message = f"`{verb}` has no form: only what is saved can be narrowed"
             fixes = [left_out(form.span), *written(verb.span, ["save"], is_choice=True)]
             verb.report("APL116", message, form.span, help="leave it out, or write `save`", fixes=fixes)
-        return Rule(action, selector.selector, "optional" in names, "override" in names, budget, form, span=span)
+        return syntax.Rule(action, selector.selector, "optional" in names, "override" in names, budget, form, span=span)
 
-    def text(self, rule: Rule) -> str:
+    def text(self, rule: syntax.Rule) -> str:
         limit = "" if rule.budget is None else f" up to {predicates.quantity_text(rule.budget)} per rank"
         limit += "" if rule.form is None else f" as {rule.form.text}"
         return f"{'override ' if rule.override else ''}{rule.action.word} {format_selector(rule.selector)}{limit}"
@@ -309,7 +299,7 @@ class ChunkKind(StatementKind):
             module = f"module {first}"
             first.report("APL116", message, help=f"write `loss`, or `{module}`", write=["loss", module])
         words = [part.type for part in rest if isinstance(part, Lexeme)]
-        quantity = next(part for part in rest if isinstance(part, Quantity))
+        quantity = next(part for part in rest if isinstance(part, syntax.Quantity))
         count = int(quantity.value) if quantity.dimension == "number" else None
         return syntax.Chunk(
             predicates.quoted(first) if is_module else "",
@@ -346,12 +336,14 @@ class BucketKind(StatementKind):
     made, rule, opener, is_scheduling = syntax.Bucket, "bucket", "bucket", True
     missing = (_OF_COLLECTIVES, ("UP_TO", "INT", "a size", "such as `up to 256 MiB`"))
 
-    def build(self, span: Span, word: Lexeme, selector: SpannedSelector, size: Quantity | None = None) -> syntax.Bucket:
+    def build(
+        self, span: Span, word: Lexeme, selector: SpannedSelector, size: syntax.Quantity | None = None
+    ) -> syntax.Bucket:
         loose, blocks = word.origin.loose, None
         per = loose[-1][0] if loose and loose[-1][1].end == selector.span.end else None
-        if per is Scope.BLOCK or isinstance(per, int):
+        if per is syntax.Scope.BLOCK or isinstance(per, int):
             loose.pop()
-            blocks = 1 if per is Scope.BLOCK else int(per)
+            blocks = 1 if per is syntax.Scope.BLOCK else int(per)
         positions = (part for part in walk(selector.selector) if isinstance(part, syntax.Ordinal))
         ends = (each.scope for each in positions if each.span.end == selector.span.end)  # outside parentheses
         if blocks is None and (taken := next(filter(None, ends), None)) is not None:
@@ -460,7 +452,7 @@ class KeepOrderKind(StatementKind):
         return f"keep order of {format_picked(statement.selector)}"
 
 
-def _of_nothing(limit: Quantity | None, what: str, such: str) -> Iterator[Diagnostic]:
+def _of_nothing(limit: syntax.Quantity | None, what: str, such: str) -> Iterator[Diagnostic]:
     """A limit of less than a byte. A peak that may not rise at all is a limit like others."""
     if limit is not None and limit.dimension == "bytes" and limit.value < 1:
         message = f"with less than a byte {what}, this line does nothing"
@@ -493,7 +485,7 @@ def _distance(number: Lexeme) -> int:
 class _Limit:
     """A limit, and the whole that it is a share of, if an expectation names it."""
 
-    quantity: Quantity
+    quantity: syntax.Quantity
     of: str | None
     span: Span
 
@@ -516,7 +508,7 @@ class ExpectTotalKind(StatementKind):
 
     def build(self, span: Span, _word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
         *middle, sign, last = rest
-        limit: Quantity = last.quantity
+        limit: syntax.Quantity = last.quantity
         name, end = " ".join(figure.split()), figure
         if middle and middle[0].type == "NAME":
             end = middle.pop(0)
@@ -565,7 +557,7 @@ class ExpectCountKind(StatementKind):
         *bound, number, selector = rest
         loose = word.origin.loose
         scope: Any = None
-        if loose and loose[-1][1].end == selector.span.end and isinstance(loose[-1][0], Scope):
+        if loose and loose[-1][1].end == selector.span.end and isinstance(loose[-1][0], syntax.Scope):
             scope = loose.pop()[0]
         said: Any = " ".join(bound)
         return syntax.ExpectCount(said, predicates.integer(number), selector.selector, scope, span=span)
@@ -616,36 +608,40 @@ MODIFIERS = ("optional", "override")
 class _LimitRules(SelectorRules):
     """The rules of the grammar for limits."""
 
-    def budget(self, span: Span, up_to: Lexeme, limit: Quantity, _per_rank: Lexeme) -> Quantity:
+    def budget(self, span: Span, up_to: Lexeme, limit: syntax.Quantity, _per_rank: Lexeme) -> syntax.Quantity:
         if limit.dimension != "bytes":
             help = "such as `up to 8 GiB per rank`"
             up_to.report("APL116", "a budget is a number of bytes", limit.span, help=help)
         return evolve(limit, span=span)
 
-    def form(self, span: Span, _as: Lexeme, name: Lexeme, per_row: Lexeme | None = None) -> NarrowForm:
+    def form(self, span: Span, _as: Lexeme, name: Lexeme, per_row: Lexeme | None = None) -> syntax.NarrowForm:
         dtype = ALIASES.get(name, str(name))
-        if dtype not in NARROW_BYTES:
+        if dtype not in syntax.NARROW_BYTES:
             message = f"nothing is kept as `{name}`"
-            name.misnamed("APL115", message, NARROW_BYTES, f"values are narrowed to {joined([*NARROW_BYTES])}")
-        elif NARROW_BYTES[dtype] == 1 and per_row is None:
+            name.misnamed(
+                "APL115", message, syntax.NARROW_BYTES, f"values are narrowed to {joined([*syntax.NARROW_BYTES])}"
+            )
+        elif syntax.NARROW_BYTES[dtype] == 1 and per_row is None:
             message, good = f"`{dtype}` has too few bits for values of any size: it needs a scale", f"{dtype} per row"
             name.report("APL116", message, help=f"write `{good}`", write=[good])
-        elif NARROW_BYTES[dtype] > 1 and per_row is not None:
+        elif syntax.NARROW_BYTES[dtype] > 1 and per_row is not None:
             per_row.report("APL116", f"`{dtype}` needs no scale", help="leave it out", fixes=[left_out(per_row.span)])
-        return NarrowForm(dtype, per_row is not None, span=span)
+        return syntax.NarrowForm(dtype, per_row is not None, span=span)
 
-    def limit(self, span: Span, limit: Quantity, _of: Lexeme | None = None, whole: Lexeme | None = None) -> _Limit:
+    def limit(
+        self, span: Span, limit: syntax.Quantity, _of: Lexeme | None = None, whole: Lexeme | None = None
+    ) -> _Limit:
         return _Limit(limit, whole, span)
 
-    def up_to(self, span: Span, word: Lexeme, size: Quantity) -> Quantity:
+    def up_to(self, span: Span, word: Lexeme, size: syntax.Quantity) -> syntax.Quantity:
         return _bytes(size, span, word, "a bucket has a size in bytes", "up to 256 MiB")
 
-    def slice_count(self, span: Span, into: Lexeme, number: Lexeme) -> Quantity:
+    def slice_count(self, span: Span, into: Lexeme, number: Lexeme) -> syntax.Quantity:
         if into != "into":
             into.report("APL010", f"so many slices are written as `into {number}`", help="write `into`", write=["into"])
-        return Quantity(float(predicates.integer(number)), "number", span=span)
+        return syntax.Quantity(float(predicates.integer(number)), "number", span=span)
 
-    def slice_size(self, span: Span, word: Lexeme, size: Quantity) -> Quantity:
+    def slice_size(self, span: Span, word: Lexeme, size: syntax.Quantity) -> syntax.Quantity:
         return _bytes(size, span, word, "a slice is limited in bytes", "up to 256 MiB")
 
     def over_rows(self, span: Span, word: Lexeme, rows: Lexeme) -> Lexeme:
@@ -654,11 +650,11 @@ class _LimitRules(SelectorRules):
             rows.report("APL116", message, help="write `tokens`", write=["tokens"])
         return word
 
-    def in_flight(self, span: Span, word: Lexeme, size: Quantity, _end: Lexeme) -> _Limit:
+    def in_flight(self, span: Span, word: Lexeme, size: syntax.Quantity, _end: Lexeme) -> _Limit:
         size = _bytes(size, span, word, "what is in flight is limited in bytes", "up to 2 GiB in flight")
         return _Limit(size, "in flight", span)
 
-    def within_peak(self, span: Span, word: Lexeme, size: Quantity, _of: Lexeme, peak: Lexeme) -> _Limit:
+    def within_peak(self, span: Span, word: Lexeme, size: syntax.Quantity, _of: Lexeme, peak: Lexeme) -> _Limit:
         if peak != "peak":
             message = f"a schedule stays within so much of `peak`, not of `{peak}`"
             peak.report("APL010", message, help="write `peak`", write=["peak"])
@@ -667,15 +663,15 @@ class _LimitRules(SelectorRules):
         return _Limit(evolve(size, span=span), "peak", span)
 
 
-def _bytes(size: Quantity, span: Span, word: Lexeme, message: str, example: str) -> Quantity:
+def _bytes(size: syntax.Quantity, span: Span, word: Lexeme, message: str, example: str) -> syntax.Quantity:
     if size.dimension != "bytes" and not word.origin.problems:
         word.report("APL116", message, size.span, help=f"such as `{example}`")
     return evolve(size, span=span)
 
 
-def _callback(kind: StatementKind) -> Callable[..., Statement]:
-    def build(_: object, span: Span, *parts: Any) -> Statement:
-        if kind.made is Rule or parts[0].type != "OPTIONAL":
+def _callback(kind: StatementKind) -> Callable[..., syntax.Statement]:
+    def build(_: object, span: Span, *parts: Any) -> syntax.Statement:
+        if kind.made is syntax.Rule or parts[0].type != "OPTIONAL":
             return kind.build(span, *parts)  # type: ignore[no-any-return]
         return evolve(kind.build(span, *parts[1:]), optional=True)  # type: ignore[no-any-return]
 
@@ -688,17 +684,17 @@ StatementRules = predicates.spanned(
 """The rules of the grammar from ``start`` down; a statement is built from the words of its rule."""
 
 
-def kind_of(statement: Statement) -> StatementKind:
+def kind_of(statement: syntax.Statement) -> StatementKind:
     """The kind of a statement; a ``KeyError`` where none is registered."""
     return _BY_CLASS[type(statement)]
 
 
-def format_statement(statement: Statement) -> str:
+def format_statement(statement: syntax.Statement) -> str:
     """The canonical text of a statement: ``optional save mm``, ``prefetch all_gather 1 block ahead``."""
     return f"{'optional ' if getattr(statement, 'optional', False) else ''}{kind_of(statement).text(statement)}"
 
 
-def format_policy(policy: Policy) -> str:
+def format_policy(policy: syntax.Policy) -> str:
     """The canonical text of a resolved policy: names that are used, includes in place, no comments. Digests and cache
     keys are made of it, so it holds everything that can change a decision and nothing else."""
     used = names_in(policy, policy.statements)
@@ -725,7 +721,7 @@ def report_loose(statement_words: list[Lexeme]) -> None:
         return
     word = statement_words[0]
     for scope, span in word.origin.loose:
-        if not isinstance(scope, Scope):
+        if not isinstance(scope, syntax.Scope):
             message = f"`{span.one_line}` belongs to a `bucket` alone"
             counts = any(each.type in _COUNTING_WORDS for each in statement_words)
             help = "write `per block`" if counts else "to take some of the blocks, write such as `in every 2nd block`"

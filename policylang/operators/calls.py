@@ -20,15 +20,7 @@ from policylang.operators.names import (
     WAITS,
     Category,
 )
-from policylang.torch_compat.graphs import (
-    HigherOrderOperator,
-    OpOverload,
-    OpOverloadPacket,
-    compute_operators,
-    name_of_group,
-    schema_of,
-    side_effect_functions,
-)
+from policylang.torch_compat import graphs
 
 _GROUP_ARGUMENTS = ("group_name", "process_group", "group")
 _EFFECTS = (
@@ -89,20 +81,20 @@ class StandIn:
 
 @cache
 def describe(target: Any) -> OperatorInfo:
-    if isinstance(target, OpOverload):
+    if isinstance(target, graphs.OpOverload):
         return _describe_overload(target)
     if isinstance(target, StandIn):
         return _describe_stand_in(target)
-    if isinstance(target, HigherOrderOperator):
+    if isinstance(target, graphs.HigherOrderOperator):
         return _describe_higher_order(target)
     module, name = getattr(target, "__module__", None) or "", getattr(target, "__name__", None) or type(target).__name__
-    if isinstance(target, OpOverloadPacket):
+    if isinstance(target, graphs.OpOverloadPacket):
         name = str(target)
     elif module in ("_operator", "operator", "builtins", ""):
         name = f"builtin.{name}"
     else:
         name = f"{module}.{name}"
-    return OperatorInfo(name, Category.EFFECTFUL if target in side_effect_functions() else 0)
+    return OperatorInfo(name, Category.EFFECTFUL if target in graphs.side_effect_functions() else 0)
 
 
 def argument(node: fx.Node, places: Sequence[Place], *, skip: int = 0) -> list[Any]:
@@ -127,9 +119,9 @@ def parameters(target: Any) -> tuple[tuple[str, Any], ...] | None:
         return (("a", None), ("b", None))
     if isinstance(target, StandIn):
         return tuple((name, None) for name in (*map(str, range(target.positional)), *target.keywords))
-    if not isinstance(target, OpOverload):
+    if not isinstance(target, graphs.OpOverload):
         return None
-    return tuple((given.name, given.default_value) for given in schema_of(target).arguments)
+    return tuple((given.name, given.default_value) for given in graphs.schema_of(target).arguments)
 
 
 def draws_random(operator: OperatorInfo, node: fx.Node) -> bool:
@@ -144,7 +136,9 @@ def draws_random(operator: OperatorInfo, node: fx.Node) -> bool:
 
 def group_name(operator: OperatorInfo, node: fx.Node) -> str:
     """The process group of a collective; empty if the call does not name it."""
-    names = (value if isinstance(value, str) else name_of_group(value) for value in argument(node, operator.group))
+    names = (
+        value if isinstance(value, str) else graphs.name_of_group(value) for value in argument(node, operator.group)
+    )
     return next(filter(None, names), "")
 
 
@@ -159,10 +153,10 @@ def nodes_in(values: Any) -> list[fx.Node]:
     return []
 
 
-def _describe_overload(target: OpOverload) -> OperatorInfo:
+def _describe_overload(target: graphs.OpOverload) -> OperatorInfo:
     name = str(target)
     namespace = target.namespace
-    schema = schema_of(target)
+    schema = graphs.schema_of(target)
     returned: set[str] = set()
     for value in schema.returns:
         if value.alias_info is not None:
@@ -183,7 +177,7 @@ def _describe_overload(target: OpOverload) -> OperatorInfo:
     if namespace == "c10d" and schema.name.endswith("_"):
         written.append((0, schema.arguments[0].name))  # their schemas do not declare it
     writes, returns = schema.is_mutable or bool(written), schema.returns
-    spared = target in side_effect_functions() and not namespace.endswith("c10d_functional")
+    spared = target in graphs.side_effect_functions() and not namespace.endswith("c10d_functional")
     holds = {
         Category.WRITES: writes,
         Category.VIEW: not writes and bool(returns) and all(value.alias_info is not None for value in returns),
@@ -209,7 +203,7 @@ def _describe_stand_in(target: StandIn) -> OperatorInfo:
 
 def _by_name(name: str) -> int:
     """The categories that an operator's full name implies."""
-    is_compute = name.rpartition(".")[0] in compute_operators()
+    is_compute = name.rpartition(".")[0] in graphs.compute_operators()
     return _bits(
         {
             Category.SEED: name.startswith(_SEEDS),
@@ -219,13 +213,13 @@ def _by_name(name: str) -> int:
     )
 
 
-def _describe_higher_order(target: HigherOrderOperator) -> OperatorInfo:
+def _describe_higher_order(target: graphs.HigherOrderOperator) -> OperatorInfo:
     name = target.name()
     holds = {
         Category.EFFECTFUL: name in _EFFECTFUL_HIGHER_ORDER,
         Category.WRITES: name in _WRITING_HIGHER_ORDER,
         Category.RANDOM: name in _RANDOM_HIGHER_ORDER,
-        Category.COMPUTE: name in compute_operators(),
+        Category.COMPUTE: name in graphs.compute_operators(),
     }
     written = ALL_KEYWORDS if holds[Category.WRITES] else ()
     return OperatorInfo(f"higher_order.{name}", _bits(holds), written=written)
@@ -294,7 +288,7 @@ def writes_inside(node: fx.Node) -> int:
 
 def _inside(node: fx.Node) -> tuple[int, OperatorInfo]:
     """The operator that a call runs from a generator's state, and the number of arguments before the operator's."""
-    found = ((at + 1, describe(each)) for at, each in enumerate(node.args) if isinstance(each, OpOverload))
+    found = ((at + 1, describe(each)) for at, each in enumerate(node.args) if isinstance(each, graphs.OpOverload))
     return next(found, (0, describe(node.target)))
 
 

@@ -18,17 +18,8 @@ from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from policylang.operators.calls import StandIn, describe
 from policylang.operators.names import KNOWN, RUNS_WITH_RANDOM_STATE, SAVES_RANDOM_STATE, Category, could_do_matrix_work
+from policylang.torch_compat import graphs
 from policylang.torch_compat.eager import DispatchMode
-from policylang.torch_compat.graphs import (
-    HigherOrderOperator,
-    OpOverload,
-    hint,
-    hinted_shape,
-    outside_of_modes,
-    schema_of,
-    triton_kernel,
-    value_of,
-)
 
 Formula = Callable[..., Any]
 Shape = Sequence[int]
@@ -52,10 +43,10 @@ def _registered(operator: Any) -> Formula | None:
 @cache
 def _own(target: Any) -> tuple[Formula | None, Any]:
     """Our formula, and the operator of torch whose formula it is otherwise."""
-    if not isinstance(target, OpOverload | StandIn | HigherOrderOperator):
+    if not isinstance(target, graphs.OpOverload | StandIn | graphs.HigherOrderOperator):
         return None, None
     name = getattr(getattr(target, "overloadpacket", target), "__name__", "").removesuffix("_")
-    namespace = "aten" if isinstance(target, HigherOrderOperator) else target.namespace
+    namespace = "aten" if isinstance(target, graphs.HigherOrderOperator) else target.namespace
     if namespace != "aten":
         return _OF_LIBRARIES.get(f"{namespace}.{name}"), None
     return _OF_ATEN.get(name), getattr(torch.ops.aten, _LIKE.get(name, name), None)
@@ -260,7 +251,7 @@ def count_call(formula: Formula, args: Sequence[Any], kwargs: Mapping[str, Any],
     read, made = (_empty, "out_val") if on_shapes is None else (_shape, "out_shape")
     try:
         named = {name: mapped(each, read) for name, each in kwargs.items()} | {made: mapped(value, read)}
-        return hint((on_shapes or formula)(*[mapped(each, read) for each in args], **named))
+        return graphs.hint((on_shapes or formula)(*[mapped(each, read) for each in args], **named))
     except Exception:  # a formula that cannot deal with a call, such as one whose work depends on the data
         return None
 
@@ -268,18 +259,18 @@ def count_call(formula: Formula, args: Sequence[Any], kwargs: Mapping[str, Any],
 def mapped(argument: Any, tensor: Callable[[torch.Tensor], Any]) -> Any:
     """An argument of a call with something in place of each tensor, nodes looked through and sizes as numbers."""
     if isinstance(argument, fx.Node):
-        return mapped(value_of(argument.meta), tensor)
+        return mapped(graphs.value_of(argument.meta), tensor)
     if isinstance(argument, torch.Tensor):
         return tensor(argument)
     if isinstance(argument, (tuple, list)):
         return [mapped(part, tensor) for part in argument]
     if isinstance(argument, dict):
         return {name: mapped(part, tensor) for name, part in argument.items()}
-    return hint(argument) if isinstance(argument, torch.SymInt) else argument
+    return graphs.hint(argument) if isinstance(argument, torch.SymInt) else argument
 
 
 def _shape(tensor: torch.Tensor) -> torch.Size:
-    return hinted_shape(tensor.shape)
+    return graphs.hinted_shape(tensor.shape)
 
 
 _TAKES_FIRST = frozenset((SAVES_RANDOM_STATE, "with_effects"))
@@ -322,9 +313,9 @@ class WorkCounter:
     def of(self, node: fx.Node) -> Work:
         if node.op != "call_function":
             return NONE
-        if isinstance(node.target, HigherOrderOperator):
+        if isinstance(node.target, graphs.HigherOrderOperator):
             return self._of_higher_order(node)
-        return self._of_call(node.target, node.args, node.kwargs, value_of(node.meta))
+        return self._of_call(node.target, node.args, node.kwargs, graphs.value_of(node.meta))
 
     def of_graph(self, body: fx.GraphModule) -> Work:
         """All that a graph runs, once."""
@@ -341,11 +332,11 @@ class WorkCounter:
                 return Work(flops)
         elif not _could_do_matrix_work(target):
             return NONE
-        if isinstance(target, OpOverload):
+        if isinstance(target, graphs.OpOverload):
             return self._decomposed(target, args, kwargs)
         return Work(0, describe(target).name)
 
-    def _decomposed(self, target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
+    def _decomposed(self, target: graphs.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
         """The work of the operators that torch composes an operator of, found without data, once for the same sizes."""
         unknown = Work(0, describe(target).name)
         if describe(target).name.partition(".")[0] not in KNOWN:
@@ -356,7 +347,7 @@ class WorkCounter:
         return self._composites[key]
 
     def _of_higher_order(self, node: fx.Node) -> Work:
-        name, value = describe(node.target).name.removeprefix("higher_order."), value_of(node.meta)
+        name, value = describe(node.target).name.removeprefix("higher_order."), graphs.value_of(node.meta)
         formula = formula_for(node.target)
         if formula is not None and (flops := count_call(formula, node.args, node.kwargs, value)) is not None:
             return Work(flops)
@@ -380,13 +371,13 @@ class WorkCounter:
         return NONE if all(work == NONE for work in works) else unknown
 
     def _carried(self, node: fx.Node, name: str, value: Any) -> Work | None:
-        at = next((at for at, each in enumerate(node.args) if isinstance(each, OpOverload)), None)
+        at = next((at for at, each in enumerate(node.args) if isinstance(each, graphs.OpOverload)), None)
         if at is None:
             return None
         target, args, kwargs = node.args[at], node.args[at + 1 :], dict(node.kwargs)
-        assert isinstance(target, OpOverload)
+        assert isinstance(target, graphs.OpOverload)
         if name in _FUNCTIONALIZED:
-            names = [each.name for each in schema_of(target).arguments]
+            names = [each.name for each in graphs.schema_of(target).arguments]
             args, kwargs = tuple(kwargs[each] for each in names if each in kwargs), {}
         elif name in RUNS_WITH_RANDOM_STATE:
             kwargs.pop("rng_state", None)
@@ -413,10 +404,10 @@ def _could_do_matrix_work(target: Any) -> bool:
         return False
     if isinstance(target, StandIn):
         return not operator.flags & Category.COLLECTIVE
-    if not isinstance(target, OpOverload) or target.namespace in KNOWN:
+    if not isinstance(target, graphs.OpOverload) or target.namespace in KNOWN:
         return True
     tags = {torch.Tag.pointwise, getattr(torch.Tag, "reduction", torch.Tag.pointwise)}
-    makes = bool(operator.written) or any("Tensor" in str(each.type) for each in schema_of(target).returns)
+    makes = bool(operator.written) or any("Tensor" in str(each.type) for each in graphs.schema_of(target).returns)
     return makes and not operator.flags & (Category.VIEW | Category.COLLECTIVE) and tags.isdisjoint(target.tags)
 
 
@@ -444,11 +435,11 @@ class _Parts(DispatchMode):  # type: ignore[misc]  # torch does not type it
         return value
 
 
-def _of_parts(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work | None:
+def _of_parts(target: graphs.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work | None:
     """None where the operator is not composed of others, or cannot be run without data."""
     parts = _Parts()
     try:
-        with outside_of_modes():
+        with graphs.outside_of_modes():
             given, named = mapped(list(args), _empty), mapped(dict(kwargs), _empty)
             with parts:
                 found = target.decompose(*given, **named)
@@ -459,7 +450,7 @@ def _of_parts(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 def _of_kernel(node: fx.Node, unknown: Work) -> Work:
     """The work of a Triton kernel, by the formula that is registered for it."""
-    kernel = triton_kernel(node.kwargs.get("kernel_idx"))
+    kernel = graphs.triton_kernel(node.kwargs.get("kernel_idx"))
     if kernel is None:
         return unknown
     formula = formula_for(kernel)
@@ -483,7 +474,10 @@ def _length(node: fx.Node) -> int | None:
     """The elements that a map or a scan iterates over: the first dimension of its input."""
     place = 2 if describe(node.target).name.endswith(".scan") else 1
     sizes: list[int] = []
-    mapped(node.args[place] if len(node.args) > place else None, lambda each: sizes.append(hinted_shape(each.shape)[0]))
+    mapped(
+        node.args[place] if len(node.args) > place else None,
+        lambda each: sizes.append(graphs.hinted_shape(each.shape)[0]),
+    )
     return sizes[0] if sizes else None
 
 
@@ -494,11 +488,11 @@ def _has_tensor(value: Any) -> bool:
 
 
 def _summary(tensor: torch.Tensor) -> Any:
-    return tuple(hinted_shape(tensor.shape)), tensor.dtype
+    return tuple(graphs.hinted_shape(tensor.shape)), tensor.dtype
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(hinted_shape(tensor.shape), dtype=tensor.dtype, device="meta")
+    return torch.empty(graphs.hinted_shape(tensor.shape), dtype=tensor.dtype, device="meta")
 
 
 _WAITS = ("wait_tensor", "wait_tensors")

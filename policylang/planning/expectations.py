@@ -15,17 +15,9 @@ from attrs import evolve, frozen
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, StepKind, uncounted_operators
+from policylang.language import syntax
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.shown import beside, counted, first_lines, joined
-from policylang.language.syntax import (
-    COMPARISONS,
-    Expectation,
-    ExpectCount,
-    ExpectFate,
-    ExpectLossless,
-    ExpectTotal,
-    Scope,
-)
 from policylang.planning.capabilities import JOINT
 from policylang.planning.liveness import BackwardCost, SavedForBackward, counted_by_data, sized_by_data, with_cost
 from policylang.planning.order.statements import plan_order
@@ -81,7 +73,7 @@ _UNTIMED = Finding("deferred", "no device is given, so times are not known")
 
 def check_expectations(
     plan: Plan,
-    expectations: Sequence[Expectation],
+    expectations: Sequence[syntax.Expectation],
     selections: Selections,
     cost: BackwardCost,
     outcomes: NodeOutcomes | None = None,
@@ -104,7 +96,7 @@ def check_expectations(
         if by_data := figure_by_data(expectation, plan.facts, cost):
             details = (*details, f"the figure counts {by_data}")
         code, message = EXPECTATION_FAILED, f"`{text}` does not hold: {finding.found}"
-        if finding.found == _NOTHING and isinstance(expectation, ExpectCount | ExpectFate):
+        if finding.found == _NOTHING and isinstance(expectation, syntax.ExpectCount | syntax.ExpectFate):
             code, span = MATCHES_NOTHING, expectation.selector.span
             message = f"`{text}` is about nothing: `{span.one_line}` matches nothing in this graph"
         failures.append(diagnose(code, message, span=span, details=details))
@@ -112,22 +104,22 @@ def check_expectations(
 
 
 def _check(
-    expectation: Expectation, plan: Plan, selections: Selections, outcomes: NodeOutcomes, cost: BackwardCost
+    expectation: syntax.Expectation, plan: Plan, selections: Selections, outcomes: NodeOutcomes, cost: BackwardCost
 ) -> Finding:
     if selections.blocks.alone is not None and is_about_whole(expectation):
         return Finding("deferred", "it is about a whole graph, of which this is one block")
     match expectation:
-        case ExpectTotal():
+        case syntax.ExpectTotal():
             return check_total(expectation, plan, cost, selections.blocks)
-        case ExpectCount():
+        case syntax.ExpectCount():
             rows = selections.rows(expectation.selector)
             finding = _check_count(expectation, rows, selections)
             nothing = not rows and finding.status == "failed"
-        case ExpectFate():
+        case syntax.ExpectFate():
             rows = selections.rows(expectation.selector)
             finding = check_outcome(expectation, rows, outcomes, selections.facts)
             nothing = not rows and expectation.quantifier == "every"
-        case ExpectLossless():
+        case syntax.ExpectLossless():
             split = (f"{name} is a sum of slices" for name in plan.edits.split_sums)
             return _check_lossless((*lossy(plan.facts, cost), *split), cost)
         case _:
@@ -137,25 +129,25 @@ def _check(
     return finding
 
 
-def _check_count(expectation: ExpectCount, rows: list[int], selections: Selections) -> Finding:
-    scope, blocks, op = expectation.scope or Scope.GRAPH, selections.blocks, _BOUNDS[expectation.bound]
-    if scope is Scope.GRAPH:
-        holds, margin = COMPARISONS[op](len(rows), expectation.n), margin_of(op, len(rows), expectation.n)
+def _check_count(expectation: syntax.ExpectCount, rows: list[int], selections: Selections) -> Finding:
+    scope, blocks, op = expectation.scope or syntax.Scope.GRAPH, selections.blocks, _BOUNDS[expectation.bound]
+    if scope is syntax.Scope.GRAPH:
+        holds, margin = syntax.COMPARISONS[op](len(rows), expectation.n), margin_of(op, len(rows), expectation.n)
         return Finding("held" if holds else "failed", str(len(rows)), margin=margin)
     # All blocks; of modules and chains, those that hold one at least.
-    totals: dict[object, int] = dict.fromkeys(numbers(blocks) if scope is Scope.BLOCK else (), 0)
-    if scope is Scope.BLOCK and not totals:
+    totals: dict[object, int] = dict.fromkeys(numbers(blocks) if scope is syntax.Scope.BLOCK else (), 0)
+    if scope is syntax.Scope.BLOCK and not totals:
         return Finding("failed", "the graph has no blocks")
     for key in group_keys(scope, rows, selections.facts, blocks, selections.chains):
         if key is not None:
             totals[key] = totals.get(key, 0) + 1
     margins = {count: margin_of(op, count, expectation.n) for count in totals.values()}
-    wrong = [(key, count) for key, count in totals.items() if not COMPARISONS[op](count, expectation.n)]
+    wrong = [(key, count) for key, count in totals.items() if not syntax.COMPARISONS[op](count, expectation.n)]
     if not wrong:
         counts = sorted(margins)
         each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
         return Finding("held", f"{each} in each {scope.value}", margin=min(margins.values(), default=0.0))
-    named = {Scope.BLOCK: "block {}", Scope.CHAIN: "the chain from `{}`"}.get(scope, "{}")
+    named = {syntax.Scope.BLOCK: "block {}", syntax.Scope.CHAIN: "the chain from `{}`"}.get(scope, "{}")
     places = [named.format(key) or "the root module" for key, _ in wrong]
     paths = [f", {blocks.names[key]}" if isinstance(key, int) else "" for key, _ in wrong]
     details = [f"{place}{path}: {count}" for place, path, (_, count) in zip(places, paths, wrong, strict=True)]
@@ -179,7 +171,7 @@ def _check_lossless(found: tuple[str, ...], needs: SavedForBackward) -> Finding:
 # --- totals -----------------------------------------------------------------------------------------------------------
 
 
-def check_total(expectation: ExpectTotal, plan: Plan, cost: BackwardCost, blocks: BlockTable) -> Finding:
+def check_total(expectation: syntax.ExpectTotal, plan: Plan, cost: BackwardCost, blocks: BlockTable) -> Finding:
     """Compare a total with its limit.
 
     While values are left to PyTorch's partitioner the totals known are lower bounds: enough to fail an upper limit,
@@ -198,7 +190,7 @@ def check_total(expectation: ExpectTotal, plan: Plan, cost: BackwardCost, blocks
         return Finding("failed", "the graph has no blocks")
     op, limit = expectation.op, expectation.limit.value
     # The block that decides: the first that fails worst, or comes nearest to failing; for `==` the first that fails.
-    test = margin_of if op[0] in "<>" else lambda op, amount, limit: COMPARISONS[op](amount, limit)
+    test = margin_of if op[0] in "<>" else lambda op, amount, limit: syntax.COMPARISONS[op](amount, limit)
     block = min(numbers(blocks), key=lambda each: test(op, by_block[each], limit))
     return _judge(
         expectation, by_block[block], cost, f" in block {block}", (f"block {block} is {blocks.names[block]}",)
@@ -206,10 +198,10 @@ def check_total(expectation: ExpectTotal, plan: Plan, cost: BackwardCost, blocks
 
 
 def _judge(
-    expectation: ExpectTotal, amount: float, cost: BackwardCost, where: str = "", details: tuple[str, ...] = ()
+    expectation: syntax.ExpectTotal, amount: float, cost: BackwardCost, where: str = "", details: tuple[str, ...] = ()
 ) -> Finding:
     op, limit = expectation.op, expectation.limit.value
-    holds, margin = COMPARISONS[op](amount, limit), margin_of(op, amount, limit)
+    holds, margin = syntax.COMPARISONS[op](amount, limit), margin_of(op, amount, limit)
     found = beside(amount, limit, expectation.limit.dimension) + where
     if cost.final:
         return Finding("held" if holds else "failed", found, details, margin)
@@ -224,7 +216,7 @@ def margin_of(op: str, amount: float, limit: float) -> float:
     return amount - limit if op in (">", ">=") else -abs(amount - limit)
 
 
-def _whole(expectation: ExpectTotal, plan: Plan) -> float:
+def _whole(expectation: syntax.ExpectTotal, plan: Plan) -> float:
     """A figure of the step as it runs, which costs a simulation."""
     if expectation.figure == "peak":
         return float(plan.peak.bytes)
@@ -239,7 +231,7 @@ def _whole(expectation: ExpectTotal, plan: Plan) -> float:
     return _share(step.exposed, step.step) if expectation.limit.dimension == "fraction" else step.exposed
 
 
-def _amounts(expectation: ExpectTotal, plan: Plan, cost: BackwardCost) -> tuple[float, Sequence[float]]:
+def _amounts(expectation: syntax.ExpectTotal, plan: Plan, cost: BackwardCost) -> tuple[float, Sequence[float]]:
     """The figure, in all and by block: as it is, or as a share of the whole forward."""
     is_share = expectation.limit.dimension == "fraction"
     if expectation.figure == "recomputed time":
@@ -317,7 +309,7 @@ class NodeOutcomes:
         return found if decision is None or is_open(decision) else decision.outcome
 
 
-def check_outcome(expectation: ExpectFate, rows: Sequence[int], outcomes: NodeOutcomes, facts: Facts) -> Finding:
+def check_outcome(expectation: syntax.ExpectFate, rows: Sequence[int], outcomes: NodeOutcomes, facts: Facts) -> Finding:
     """``every`` goes by what was decided where the backward needs no such value, ``no`` by what really happens."""
     every, wanted, nodes = expectation.quantifier == "every", expectation.fate, counted(len(rows), "node")
     found = [(row, outcomes.decided(row) if every else outcomes.really(row)) for row in rows]
@@ -355,7 +347,7 @@ def check_deferred(plan: Plan, final: Plan, needs: SavedForBackward) -> tuple[Pl
     outcomes = NodeOutcomes(final.facts, final.decisions, cost)
     expectations = [policy.expectations[index] for index in waiting]
     made = evolve(plan, decisions=final.decisions, order=None)
-    if plan.order is not None and any(isinstance(each, ExpectTotal) for each in expectations):
+    if plan.order is not None and any(isinstance(each, syntax.ExpectTotal) for each in expectations):
         device = None if plan.times is None else plan.times.device
         made = evolve(made, order=plan_order(policy, facts, made.schedule, JOINT, device=device))
     found, failures = check_expectations(made, expectations, selections, cost, outcomes)
@@ -371,25 +363,25 @@ def check_deferred(plan: Plan, final: Plan, needs: SavedForBackward) -> tuple[Pl
 
 
 def incomplete_figures(
-    expectations: Sequence[Expectation], facts: Facts, needs: SavedForBackward, times: NodeTimes | None
+    expectations: Sequence[syntax.Expectation], facts: Facts, needs: SavedForBackward, times: NodeTimes | None
 ) -> Iterator[Diagnostic]:
     """A warning for each expectation about FLOPs or time that counts calls without a formula, and for each that counts
     values whose sizes come from data, unless it is an upper limit on figures that count their largest possible size."""
     for each in expectations:
-        asks = isinstance(each, ExpectTotal) and (each.figure == "recomputed flops" or (each.of_time and times))
-        if isinstance(each, ExpectTotal) and asks:
+        asks = isinstance(each, syntax.ExpectTotal) and (each.figure == "recomputed flops" or (each.of_time and times))
+        if isinstance(each, syntax.ExpectTotal) and asks:
             yield from _uncounted(each, facts, _counted_rows(each, facts, needs))
     for each in expectations if facts.data_sizes else ():
         rows = _by_hint(each, facts, needs)
         at_most = all(facts.bytes[row] == facts.data_sizes[row][2] for row in rows)
-        if isinstance(each, ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
+        if isinstance(each, syntax.ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
             counts = figure_by_data(each, facts, needs)
             message = f"`{each.span.one_line}` is compared with a figure that counts {counts}"
             help = "the figure changes with the load: expect what becomes of the values instead, `expect every … saved`"
             yield diagnose(BY_DATA, message, each.span, help=help, details=_places(facts, rows))
 
 
-def _uncounted(expectation: ExpectTotal, facts: Facts, rows: Sequence[int]) -> Iterator[Diagnostic]:
+def _uncounted(expectation: syntax.ExpectTotal, facts: Facts, rows: Sequence[int]) -> Iterator[Diagnostic]:
     missing = uncounted_operators(facts, rows)
     if not missing:
         return
@@ -412,20 +404,20 @@ def _places(facts: Facts, rows: Sequence[int]) -> tuple[str, ...]:
     return first_lines(tuple(places), _MOST_NAMES)
 
 
-def figure_by_data(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> str:
+def figure_by_data(expectation: syntax.Expectation, facts: Facts, needs: SavedForBackward) -> str:
     """The part of an expectation's figure that is counted by a hint, as the end of a sentence; else empty."""
-    added_up = isinstance(expectation, ExpectTotal) and expectation.figure in ("saved", "recomputed")
+    added_up = isinstance(expectation, syntax.ExpectTotal) and expectation.figure in ("saved", "recomputed")
     return counted_by_data(facts, _by_hint(expectation, facts, needs), added_up=added_up)
 
 
-def _by_hint(expectation: Expectation, facts: Facts, needs: SavedForBackward) -> list[int]:
+def _by_hint(expectation: syntax.Expectation, facts: Facts, needs: SavedForBackward) -> list[int]:
     """The nodes that the figure of an expectation counts by a hint."""
-    if not isinstance(expectation, ExpectTotal) or expectation.figure == "recomputed operators":
+    if not isinstance(expectation, syntax.ExpectTotal) or expectation.figure == "recomputed operators":
         return []
     return sized_by_data(facts, _counted_rows(expectation, facts, needs))
 
 
-def _counted_rows(expectation: ExpectTotal, facts: Facts, needs: SavedForBackward) -> Sequence[int]:
+def _counted_rows(expectation: syntax.ExpectTotal, facts: Facts, needs: SavedForBackward) -> Sequence[int]:
     if expectation.figure == "saved":
         return needs.saved
     return needs.recomputed if expectation.figure.startswith("recomputed") else range(len(facts))

@@ -9,7 +9,7 @@ from policylang.language.cancellation import check_cancelled
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import heeded
 from policylang.language.syntax import Policy
-from policylang.planning import refusals
+from policylang.planning import refusals, schedule
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions import decide, rule_warnings
 from policylang.planning.decisions.offloading import offload_diagnostics, prefetch_diagnostics, resolve_offloads
@@ -20,14 +20,6 @@ from policylang.planning.expectations import check_expectations, incomplete_figu
 from policylang.planning.liveness import as_scheduled, with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.plan import Plan, schedule_of
-from policylang.planning.schedule import (
-    Ahead,
-    BlockContext,
-    around_blocks,
-    beyond_one_block,
-    checkpoint_of_all,
-    checkpoints_around,
-)
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
 from policylang.planning.value_outcome import KEPT, Default, by_rule, moves
@@ -38,7 +30,7 @@ def plan(
     policy: Policy,
     facts: Facts,
     capabilities: Capabilities,
-    place: BlockContext | None = None,
+    place: schedule.BlockContext | None = None,
     *,
     ranks: Ranks | None = None,
     aside: rule_warnings.FsdpParameters | None = None,
@@ -60,11 +52,11 @@ def plan(
     selections = selections_for(policy, facts, None if place is None else place.blocks, times=times)
     blocks = selections.blocks
     apart = capabilities.block_by_block and place is None
-    checkpoints = checkpoint_of_all(facts, place) if place is not None else None
+    checkpoints = schedule.checkpoint_of_all(facts, place) if place is not None else None
     around = decide.NOTHING_AROUND
     if apart:
-        checkpoints = checkpoints_around(facts, blocks)
-        around = around_blocks(facts, blocks, checkpoints)
+        checkpoints = schedule.checkpoints_around(facts, blocks)
+        around = schedule.around_blocks(facts, blocks, checkpoints)
     tagged = {} if apart else decide.user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     default: Default = policy.undecided.fate if policy.undecided is not None else "auto"
     if default == "auto" and capabilities.undecided is not None:
@@ -90,7 +82,7 @@ def plan(
     order = None
     if policy.orders and capabilities.orders:
         line = policy.prefetch_offloaded
-        ahead = None if line is None else Ahead(line.blocks, blocks.block_of)
+        ahead = None if line is None else schedule.Ahead(line.blocks, blocks.block_of)
         order = plan_order(
             policy, facts, schedule_of(facts, decisions, ahead), capabilities, ranks=ranks, device=used, blocks=blocks
         )
@@ -126,7 +118,7 @@ def plan(
         read = evolve(needs, rows={**needs.rows, KEPT: (*needs.saved, *returned)})
     errors = StatementErrors(policy, selections, with_shares=place is None or place.numbered)
     diagnostics = (
-        *(beyond_one_block(policy, place) if alone or apart else ()),
+        *(schedule.beyond_one_block(policy, place) if alone or apart else ()),
         *(named_alone(policy, facts) if apart else ()),
         *errors.no_blocks(rules),
         *unanswerable(policy, facts),

@@ -9,20 +9,8 @@ from typing import assert_never
 from attrs import evolve
 
 from policylang.graph.facts import Facts
-from policylang.language import syntax
-from policylang.language.diagnostics import (
-    GATHERS_NOTHING,
-    Diagnostic,
-    Fix,
-    Related,
-    diagnose,
-    left_out,
-    moved,
-    prefixed,
-    put_behind,
-    removed,
-    written,
-)
+from policylang.language import diagnostics, syntax
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.lexer import words_of
 from policylang.language.shown import counted, first_lines
 from policylang.language.syntax import Policy, Rule, Undecided
@@ -59,11 +47,11 @@ _NAMEABLE = re.compile(r"[A-Za-z_]\w*\.\w+", re.ASCII)
 def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = False) -> Diagnostic:
     """``of_weights``: of a rule about gathered weights in a graph that gathers none."""
     help = f"if that is intended, write `optional {rule.text}`"
-    fixes = [*no_match.would_match(rule.selector, selections), prefixed(rule.span, "optional")]
+    fixes = [*no_match.would_match(rule.selector, selections), diagnostics.prefixed(rule.span, "optional")]
     if of_weights:
         sharded = f"where they are, {WHAT_FSDP_MEANS} explains who gathers them"
         help = f"leave it out, or write it with `optional`, where no weights are sharded; {sharded}"
-        fixes.append(removed(rule.span))
+        fixes.append(diagnostics.removed(rule.span))
     found = diagnose(
         MATCHES_NOTHING,
         f"`{rule.text}` matches nothing in this graph",
@@ -72,7 +60,9 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
         details=no_match.part_counts(rule.selector, selections),
         fixes=fixes,
     )
-    return evolve(found, cause=GATHERS_NOTHING if of_weights else no_match.missing_parts(rule.selector, selections))
+    return evolve(
+        found, cause=diagnostics.GATHERS_NOTHING if of_weights else no_match.missing_parts(rule.selector, selections)
+    )
 
 
 def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Diagnostic:
@@ -86,19 +76,19 @@ def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome
         f"`{outcome.rule.text}` decides nothing: other rules override {which} it matches{kept}",
         span=outcome.rule.span,
         help="remove it, or move it below the rules that override it",
-        related=tuple(Related(f"`{rule.text}` overrides {count}", rule.span) for rule, count in takers),
-        fixes=[removed(outcome.rule.span), *moved_below(outcome, rules)],
+        related=tuple(diagnostics.Related(f"`{rule.text}` overrides {count}", rule.span) for rule, count in takers),
+        fixes=[diagnostics.removed(outcome.rule.span), *moved_below(outcome, rules)],
     )
 
 
-def moved_below(outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Iterator[Fix]:
+def moved_below(outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Iterator[diagnostics.Fix]:
     """The fix that moves a rule below those that take its nodes over, where each of them has others left then."""
     takers = [(rules[index], count) for index, count in outcome.overridden_by.items()]
     span, last = outcome.rule.span, max((taker.rule.span for taker, _ in takers), key=lambda each: each.start)
     if outcome.kept_by_user or any(taker.rule.span.source != span.source for taker, _ in takers):
         return
     if all(len(taker.decided) > count and taker.rule.span.start > span.start for taker, count in takers):
-        yield moved(span, last, f"move it below line {last.line}", behind=True)
+        yield diagnostics.moved(span, last, f"move it below line {last.line}", behind=True)
 
 
 def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
@@ -108,16 +98,16 @@ def kept_by_user(outcome: RuleOutcome) -> Diagnostic:
         f"{_all_nodes(outcome.kept_by_user)} it matches",
         span=outcome.rule.span,
         help=f"write `override {outcome.rule.text}` to change them",
-        fixes=[prefixed(outcome.rule.span, "override")],
+        fixes=[diagnostics.prefixed(outcome.rule.span, "override")],
     )
 
 
 def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], facts: Facts) -> Diagnostic:
     """``rule``: the rule or default that asks for the recomputation. ``rows`` and ``reasons`` in graph order."""
     text, help = rule.span.one_line, "save these values with a rule"
-    fixes = [put_behind(rule.span, f"save {operators}")] if (operators := _operators(rows, facts)) else []
+    fixes = [diagnostics.put_behind(rule.span, f"save {operators}")] if (operators := _operators(rows, facts)) else []
     if isinstance(rule, Rule):
-        text, fixes = rule.text, [*fixes, prefixed(rule.span, "optional")]
+        text, fixes = rule.text, [*fixes, diagnostics.prefixed(rule.span, "optional")]
         help = f"save these values with a later rule, or write `optional {text}` to have them saved"
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
     return diagnose(
@@ -159,7 +149,7 @@ def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: 
         "recomputation could choose otherwise",
         span=None if rule is None else rule.span,
         help=f"write `recompute {operator}`{' after it' if rule else ''} if that cannot happen here",
-        fixes=[] if rule is None else [put_behind(rule.span, f"recompute {operator}")],
+        fixes=[] if rule is None else [diagnostics.put_behind(rule.span, f"recompute {operator}")],
         details=detail_lines(node_and_place(facts, row) for row in rows),
     )
 
@@ -195,19 +185,19 @@ def beyond_capabilities(
             f"no rule decides {forward_values(len(undecided))} that the backward reads, "
             f"and {capabilities.name} has no partitioner to leave them to"
         )
-        fixes = [put_behind(own[-1], fate) for fate in fates] if own else []
+        fixes = [diagnostics.put_behind(own[-1], fate) for fate in fates] if own else []
         yield diagnose(PATH_CANNOT, message, help=help, fixes=fixes, details=details)
 
 
-def _other_action(rule: Rule) -> Iterator[Fix]:
+def _other_action(rule: Rule) -> Iterator[diagnostics.Fix]:
     """The fixes that write another action, without the budget that only offloading has."""
     words = words_of(rule.span.source, rule.span.start, rule.span.end)
     verb = next((word for word in words if word.type == "ACTION"), None)
     if verb is None:
         return
     for action in ("save", "recompute"):
-        (fix,) = written(verb.span, [action], is_choice=True)
-        budget = left_out(rule.tail).changes if rule.tail is not None else ()
+        (fix,) = diagnostics.written(verb.span, [action], is_choice=True)
+        budget = diagnostics.left_out(rule.tail).changes if rule.tail is not None else ()
         yield evolve(fix, changes=tuple(sorted((*fix.changes, *budget), key=lambda each: each.span.start)))
 
 

@@ -27,32 +27,7 @@ from attrs import evolve, field, frozen
 from torch import Tensor
 
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate
-from policylang.profiling.trials import (
-    ATTENTION,
-    BEFORE,
-    CONVOLUTION,
-    DTYPES,
-    FROM_HOST,
-    FUNCTIONS,
-    FUSED,
-    OVERHEAD,
-    STREAM,
-    TO_HOST,
-    UNFUSED,
-    Clock,
-    DeviceClock,
-    Operands,
-    Timing,
-    Timings,
-    Trial,
-    functions,
-    fused,
-    host_copies,
-    measure,
-    products,
-    shares,
-    streams,
-)
+from policylang.profiling import trials
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
@@ -96,7 +71,7 @@ def _processor() -> str:
 
 SLOW = 0.8
 """An operator gets a separate rate if it reaches less than this share of a stream's."""
-MOST_SHARE = {ATTENTION: 1.0, CONVOLUTION: 10.0}
+MOST_SHARE = {trials.ATTENTION: 1.0, trials.CONVOLUTION: 10.0}
 """The greatest shares that a profile may have."""
 
 
@@ -119,25 +94,31 @@ class MeasuredDevice:
     """Trials that the machine cannot do, with its error."""
 
 
-def measured(timings: Timings, name: str, dtype: str, capacity: int | None = None) -> MeasuredDevice | None:
+def measured(timings: trials.Timings, name: str, dtype: str, capacity: int | None = None) -> MeasuredDevice | None:
     """The figures, to three digits; None where no products or no stream of bytes could be timed. ``dtype`` is that in
     which attention and convolutions were measured."""
-    overhead = _median(timing.seconds for _, timing in timings.of_key(OVERHEAD))
-    dtypes = [str(each).removeprefix("torch.") for each in DTYPES]
+    overhead = _median(timing.seconds for _, timing in timings.of_key(trials.OVERHEAD))
+    dtypes = [str(each).removeprefix("torch.") for each in trials.DTYPES]
     compute = {each: rate for each in dtypes if (rate := _rate(timings.of_key(each), overhead)) is not None}
-    bandwidth = _rate(timings.of_key(STREAM), overhead)
+    bandwidth = _rate(timings.of_key(trials.STREAM), overhead)
     if bandwidth is None or not compute:
         return None
-    fused, unfused = (sum(timing.seconds for _, timing in timings.of_key(key)) for key in (FUSED, UNFUSED))
-    rates = [trial.work / timing.seconds for key in (TO_HOST, FROM_HOST) for trial, timing in timings.of_key(key)]
+    fused_seconds, unfused = (
+        sum(timing.seconds for _, timing in timings.of_key(key)) for key in (trials.FUSED, trials.UNFUSED)
+    )
+    rates = [
+        trial.work / timing.seconds
+        for key in (trials.TO_HOST, trials.FROM_HOST)
+        for trial, timing in timings.of_key(key)
+    ]
     spreads = [timing.spread for timing in timings.of.values() if len(timing.rounds) > 1]
     profile = DeviceProfile(
         name=name,
         compute=compute,
         bandwidth=bandwidth,
-        pointwise=rounded(min(1.0, fused / unfused)) if fused and unfused else 1.0,
-        attention=_share(timings, ATTENTION, compute.get(dtype), overhead),
-        convolution=_share(timings, CONVOLUTION, compute.get(dtype), overhead),
+        pointwise=rounded(min(1.0, fused_seconds / unfused)) if fused_seconds and unfused else 1.0,
+        attention=_share(timings, trials.ATTENTION, compute.get(dtype), overhead),
+        convolution=_share(timings, trials.CONVOLUTION, compute.get(dtype), overhead),
         operators=_operators(timings, overhead),
         overhead=rounded(overhead),
         capacity=capacity,
@@ -152,7 +133,7 @@ def rounded(figure: float) -> float:
     return float(f"{figure:.3g}")
 
 
-def _rate(timed: Sequence[tuple[Trial, Timing]], overhead: float) -> Rate | None:
+def _rate(timed: Sequence[tuple[trials.Trial, trials.Timing]], overhead: float) -> Rate | None:
     """The rate beyond the overhead by size, all trials of one size together. A size that is mostly overhead is left
     out; the largest is always there."""
     sizes: dict[float, list[float]] = defaultdict(list)
@@ -166,27 +147,31 @@ def _rate(timed: Sequence[tuple[Trial, Timing]], overhead: float) -> Rate | None
     return Rate(tuple(points)) if points else None
 
 
-def _share(timings: Timings, kind: str, products: Rate | None, overhead: float) -> float:
+def _share(timings: trials.Timings, kind: str, rate: Rate | None, overhead: float) -> float:
     """The share of the rate of products with as many FLOPs, the mean over sizes, forward and backward."""
-    if products is None:
+    if rate is None:
         return 1.0
     reached = [
-        trial.work / products.at(trial.work) / (timing.seconds - overhead)
+        trial.work / rate.at(trial.work) / (timing.seconds - overhead)
         for trial, timing in timings.of_key(kind)
         if timing.seconds > overhead
     ]
     return min(MOST_SHARE[kind], rounded(statistics.geometric_mean(reached))) if reached else 1.0
 
 
-def _operators(timings: Timings, overhead: float) -> dict[str, float]:
+def _operators(timings: trials.Timings, overhead: float) -> dict[str, float]:
     def reached(name: str) -> float:
-        timed = timings.of_key(BEFORE + name)
+        timed = timings.of_key(trials.BEFORE + name)
         return max(
             (trial.work / max(timing.seconds - overhead, timing.seconds / 2) for trial, timing in timed), default=0
         )
 
     stream = reached("mul")
-    return {f"aten.{name}": rounded(rate) for name in sorted(FUNCTIONS) if 0 < (rate := reached(name)) < SLOW * stream}
+    return {
+        f"aten.{name}": rounded(rate)
+        for name in sorted(trials.FUNCTIONS)
+        if 0 < (rate := reached(name)) < SLOW * stream
+    }
 
 
 def _median(values: Iterable[float]) -> float:
@@ -353,7 +338,7 @@ def profile_lines(
     for dtype, rate in profile.compute.items():
         yield f"{dtype} = {_points(rate)}"
     for what, why in measured.refused.items():
-        yield f"# {what.removeprefix(BEFORE)} was left out: {_one_line(why)}"
+        yield f"# {what.removeprefix(trials.BEFORE)} was left out: {_one_line(why)}"
     yield "# The share of that rate that these reach."
     yield f"attention = {number(profile.attention)}"
     yield f"convolution = {number(profile.convolution)}"
@@ -448,7 +433,7 @@ def profiled(
     *,
     compiled: bool = False,
     budget: float = 45.0,
-    clock: Clock | None = None,
+    clock: trials.Clock | None = None,
     progress: Progress = lambda _: None,
 ) -> Profiled | None:
     """Measure this machine; None where neither a product nor a stream of bytes could be timed.
@@ -465,18 +450,18 @@ def profiled(
     on_collectives = budget * ON_COLLECTIVES if together else 0.0
     found: list[MeasuredDevice | None] = [None]
     if not together or dist.get_rank() == 0:
-        operands = Operands(device)
+        operands = trials.Operands(device)
         dtype = "bfloat16" if device.type == "cuda" else "float32"  # what most steps compute in there
-        trials = [
-            *products(operands),
-            *streams(operands),
-            *host_copies(operands),
-            *shares(operands, getattr(torch, dtype)),
-            *functions(operands),
-            *(fused(operands) if compiled else ()),
+        asked = [
+            *trials.products(operands),
+            *trials.streams(operands),
+            *trials.host_copies(operands),
+            *trials.shares(operands, getattr(torch, dtype)),
+            *trials.functions(operands),
+            *(trials.fused(operands) if compiled else ()),
         ]
         with torch.no_grad():
-            timings = measure(trials, clock or DeviceClock(device), budget - on_collectives, progress)
+            timings = trials.measure(asked, clock or trials.DeviceClock(device), budget - on_collectives, progress)
         found = [measured(timings, name, dtype, capacity(device))]
     groups: Sequence[MeasuredGroup] = ()
     if together:

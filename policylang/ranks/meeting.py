@@ -42,24 +42,8 @@ from policylang.errors import PolicyDivergenceError
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Policy
 from policylang.planning.edits.other_ranks import Proposal, compared
-from policylang.ranks import differences
-from policylang.ranks.rank_account import (
-    SETTINGS,
-    Absence,
-    ComparedStep,
-    EndOfComparison,
-    MeetingKey,
-    RankMessage,
-    RankStatus,
-    StepContent,
-    address_of,
-    compress,
-    decompress,
-    named,
-    pack,
-    policy_digest,
-    unpack,
-)
+from policylang.ranks import differences, rank_account
+from policylang.ranks.rank_account import RankMessage, RankStatus, pack
 from policylang.torch_compat import distributed
 
 SWITCH = "POLICYLANG_AGREE"
@@ -93,7 +77,7 @@ class RankHistory:
     """Identifies the stores that it was made for: one may outlive a process group."""
     epochs: dict[str, int] = field(factory=dict)
     """The last at each place, whichever thread was there."""
-    absences: tuple[Absence, ...] = ()
+    absences: tuple[rank_account.Absence, ...] = ()
     told: set[str] = field(factory=set)
     """The known absences of other ranks."""
     _visits: threading.local = field(factory=threading.local)
@@ -153,7 +137,7 @@ class MessageStore:
         self._ask(lambda to: to.set(f"{PREFIX}/{key}", text))
 
     def read(
-        self, kind: type[_T], keys: Sequence[str], how: Callable[[type[_T], bytes], _T] = unpack
+        self, kind: type[_T], keys: Sequence[str], how: Callable[[type[_T], bytes], _T] = rank_account.unpack
     ) -> list[_T] | None:
         """None where one of them is not there."""
         found = self._ask(lambda at: distributed.read_all(at, [f"{PREFIX}/{key}" for key in keys]))
@@ -176,21 +160,21 @@ class MessageStore:
     def first(self, key: str, value: _T) -> _T:
         """Write unless another rank has; returns what is there."""
         there = self._ask(lambda at: at.compare_set(f"{PREFIX}/{key}", "", pack(value)))
-        return _read(unpack, type(value), key, there)
+        return _read(rank_account.unpack, type(value), key, there)
 
-    def write_content(self, key: str, content: StepContent) -> None:
+    def write_content(self, key: str, content: rank_account.StepContent) -> None:
         """Compressed, because it may be long. Too long for the store: nothing is written."""
-        data = compress(content)
+        data = rank_account.compress(content)
         if len(data) <= _MOST:
             self._ask(lambda to: to.set(f"{PREFIX}/{key}", data))
 
-    def read_content(self, key: str) -> StepContent | None:
-        found = self.read(StepContent, [key], decompress)
+    def read_content(self, key: str) -> rank_account.StepContent | None:
+        found = self.read(rank_account.StepContent, [key], rank_account.decompress)
         return found[0] if found else None
 
-    def end_of(self, keys: Iterable[MeetingKey]) -> EndOfComparison | None:
+    def end_of(self, keys: Iterable[rank_account.MeetingKey]) -> rank_account.EndOfComparison | None:
         """Why comparisons under some keys have ended."""
-        return next(filter(None, (self.read_one(EndOfComparison, key.end) for key in keys)), None)
+        return next(filter(None, (self.read_one(rank_account.EndOfComparison, key.end) for key in keys)), None)
 
     def say(self, status: RankStatus) -> None:
         """Tell other ranks what this one does."""
@@ -204,7 +188,9 @@ class MessageStore:
     def be_absent(self, topic: str, graph: str, reason: str) -> None:
         """Report that this rank takes no part in what others may compare (see :class:`Absence`)."""
         history, said = self.history, reason.partition("\n")[0][:_REASON]
-        added = Absence(uuid.uuid4().hex, self.rank, topic, history.come_to(topic) if topic else 0, graph, said)
+        added = rank_account.Absence(
+            uuid.uuid4().hex, self.rank, topic, history.come_to(topic) if topic else 0, graph, said
+        )
         history.absences = (*history.absences, added)[-_KEPT:]
         self.say(RankStatus("stopped" if added.stopped else "uncompared", said, history.absences))
 
@@ -253,7 +239,7 @@ log = logging.getLogger("policylang.ranks")
 class _Ended(Exception):
     """Nobody can continue. This rank has found why, or received it from another."""
 
-    end: EndOfComparison
+    end: rank_account.EndOfComparison
 
 
 @define
@@ -280,14 +266,14 @@ class Meeting:
     """Seconds."""
     alike: bool = True
     """All have the same policy. Otherwise they rewrite nothing together, and their plans will differ."""
-    keys: tuple[MeetingKey, ...] = ()
+    keys: tuple[rank_account.MeetingKey, ...] = ()
     _step: int = 0
     _mine: RankMessage = field(init=False)
     _messages: dict[int, RankMessage] = field(factory=dict)
     """The last that were read, by rank."""
-    _reached: dict[MeetingKey, RankMessage] = field(factory=dict)
+    _reached: dict[rank_account.MeetingKey, RankMessage] = field(factory=dict)
     """All connected keys, and the message that names each."""
-    _awaited: dict[int, MeetingKey] = field(factory=dict)
+    _awaited: dict[int, rank_account.MeetingKey] = field(factory=dict)
     """The ranks that have not sent anything yet, and a key under which they will."""
     _sent: list[str] = field(factory=list)
     _waits: bool = False
@@ -300,8 +286,8 @@ class Meeting:
             self._come()
 
     def _come(self, at_least: int = 0) -> None:
-        topic, history = address_of(self.topic), self.store.history
-        found = [MeetingKey(topic, group, tuple(sorted(ranks)), 0) for group, ranks in self.groups.items()]
+        topic, history = rank_account.address_of(self.topic), self.store.history
+        found = [rank_account.MeetingKey(topic, group, tuple(sorted(ranks)), 0) for group, ranks in self.groups.items()]
         places = {key.place: key for key in found}
         epoch = history.come_to(topic, max(at_least, *(history.epochs.get(place, 0) + 1 for place in places)))
         history.epochs.update(dict.fromkeys(places, epoch))
@@ -321,22 +307,22 @@ class Meeting:
 
     # --- what is compared ---
 
-    def compare(self, step: ComparedStep) -> None:
+    def compare(self, step: rank_account.ComparedStep) -> None:
         """Return once every rank has sent the same."""
         messages = self._exchange(step)
-        if step.name == SETTINGS:
+        if step.name == rank_account.SETTINGS:
             self.alike = len({message.policy for message in messages.values()}) == 1
         pair = differences.first_pair(messages)
         if pair is not None:
             self._confront(step, *pair)
 
-    def settle(self, step: ComparedStep) -> Mapping[str, str]:
+    def settle(self, step: rank_account.ComparedStep) -> Mapping[str, str]:
         """One round: what not all ranks offer alike (see :class:`Ranks`)."""
         messages = self._exchange(step)
         for rank, message in sorted(messages.items()):
             if message.subject != self._mine.subject:  # from a cache, with other rewrites settled
                 with self._telling():
-                    raise _Ended(EndOfComparison.of(differences.out_of_step(self._mine, rank, message)))
+                    raise _Ended(rank_account.EndOfComparison.of(differences.out_of_step(self._mine, rank, message)))
         first: dict[str, int] = {}
         for rank in sorted(messages):
             first.setdefault(messages[rank].digest, rank)
@@ -354,7 +340,7 @@ class Meeting:
             by_offers.setdefault(contents[message.digest], []).append(rank)
         return compared(by_offers)
 
-    def end(self, end: EndOfComparison) -> EndOfComparison:
+    def end(self, end: rank_account.EndOfComparison) -> rank_account.EndOfComparison:
         """Tell all who wait or will that nobody can continue: the first message counts."""
         keys = sorted({*self.keys, *self._reached}, key=lambda key: (key.place, key.epoch))
         keys = list(dict.fromkeys((*keys, *end.keys)))  # those of others last: they may continue once they read it
@@ -362,17 +348,17 @@ class Meeting:
         for key in keys:
             end = self.store.first(key.end, end)
         self.store.history.told.add(end.absence)
-        for topic in {key.topic for key in keys} - {address_of(self.topic)}:
+        for topic in {key.topic for key in keys} - {rank_account.address_of(self.topic)}:
             self.store.history.come_to(topic)  # where others were meanwhile
         return end
 
     def tell(self, found: Diagnostic) -> None:
         """This rank goes no further."""
-        self.end(EndOfComparison.of(found))
+        self.end(rank_account.EndOfComparison.of(found))
 
     # --- a step ---
 
-    def _exchange(self, step: ComparedStep) -> dict[int, RankMessage]:
+    def _exchange(self, step: rank_account.ComparedStep) -> dict[int, RankMessage]:
         with self._telling():
             while True:
                 try:
@@ -382,7 +368,7 @@ class Meeting:
                     self.store.remove([*self._sent, *(key.at(self.store.rank) for key in self.keys)])
                     self._come(at_least=behind.epoch)
 
-    def _exchange_once(self, step: ComparedStep) -> None:
+    def _exchange_once(self, step: rank_account.ComparedStep) -> None:
         self._step += 1
         before, self._sent = self._sent, [key.message(self.store.rank, self._step) for key in self.keys]
         self._mine = RankMessage(
@@ -391,7 +377,7 @@ class Meeting:
             step.digest,
             self.keys,
             self.label,
-            policy_digest(self.policy),
+            rank_account.policy_digest(self.policy),
             step.by_group,
             self.operators,
             self.store.history.absences,
@@ -428,16 +414,16 @@ class Meeting:
             if self._awaited and now - started > notice:
                 notice *= 2
                 waiting = "rank %d waits for %s to compare %s: for %.0f s, since %s"
-                whom = named(list(self._awaited))
+                whom = rank_account.named(list(self._awaited))
                 log.warning(waiting, self.store.rank, whom, self.label, now - started, f"{since:%H:%M:%S}")
 
-    def _hear(self, keys: Iterable[MeetingKey]) -> None:
+    def _hear(self, keys: Iterable[rank_account.MeetingKey]) -> None:
         """Raises if another rank has reported that nobody can continue."""
         end = self.store.end_of(keys)
         if end is not None:
             raise _Ended(end)
 
-    def _read(self, ranks: Mapping[int, MeetingKey]) -> bool:
+    def _read(self, ranks: Mapping[int, rank_account.MeetingKey]) -> bool:
         """Read what these have sent, if all of them have."""
         messages = self.store.read(RankMessage, [key.message(rank, self._step) for rank, key in ranks.items()])
         for message in messages or ():
@@ -450,7 +436,7 @@ class Meeting:
         self._awaited.pop(message.rank, None)
         for key, other in self._reached.items():
             if message.rank in key.ranks and key not in message.keys:
-                raise _Ended(EndOfComparison.of(differences.not_shared(message, key, other)))
+                raise _Ended(rank_account.EndOfComparison.of(differences.not_shared(message, key, other)))
         for key in message.keys:
             if key in self._reached:
                 continue
@@ -459,7 +445,9 @@ class Meeting:
                 if rank not in self._messages:
                     self._awaited[rank] = key
                 elif key not in self._messages[rank].keys:
-                    raise _Ended(EndOfComparison.of(differences.not_shared(self._messages[rank], key, message)))
+                    raise _Ended(
+                        rank_account.EndOfComparison.of(differences.not_shared(self._messages[rank], key, message))
+                    )
 
     # --- why somebody has not come ---
 
@@ -482,17 +470,19 @@ class Meeting:
             if not self._waits:
                 self.store.write(key.at(self.store.rank), key)
             for rank in key.ranks[:_FEW]:
-                other = None if rank == self.store.rank else self.store.read_one(MeetingKey, key.at(rank))
+                other = None if rank == self.store.rank else self.store.read_one(rank_account.MeetingKey, key.at(rank))
                 if other is not None and other.epoch > key.epoch:
                     raise _BehindOthers(other.epoch)
         self._waits |= self._step == 1
         if self.store.alone:
             self._look_for_circle(first)
 
-    def _check_absences(self, absences: Sequence[Absence]) -> None:
+    def _check_absences(self, absences: Sequence[rank_account.Absence]) -> None:
         for absence in absences:
             if absence.id not in self.store.history.told and self._mine.misses(absence):
-                raise _Ended(EndOfComparison.of(differences.absent(self._mine, absence), absence=absence.id))
+                raise _Ended(
+                    rank_account.EndOfComparison.of(differences.absent(self._mine, absence), absence=absence.id)
+                )
 
     def _look_for_circle(self, first: int) -> None:
         """Raises where the ranks that are waited for, each for its first, wait for each other, for some looks on end.
@@ -509,9 +499,9 @@ class Meeting:
         self._circle = (awaited, self._circle[1] + 1 if awaited == self._circle[0] else 1)
         if self._circle[1] >= _CIRCLE:
             told = differences.waiting(self._mine, self._awaited[first], first, waiting)
-            raise _Ended(EndOfComparison.of(told, keys=_keys_of(waiting)))
+            raise _Ended(rank_account.EndOfComparison.of(told, keys=_keys_of(waiting)))
 
-    def _missing(self, seconds: float) -> EndOfComparison:
+    def _missing(self, seconds: float) -> rank_account.EndOfComparison:
         """Who has not come, and what each of these ranks is seen to do."""
         statuses = {rank: self.store.status(rank) for rank in self._awaited}
         does = {
@@ -523,11 +513,11 @@ class Meeting:
             rank: f"has not come in {seconds:.0f} s{does.get(status.kind, '').format(status.text)}"
             for rank, status in statuses.items()
         }
-        return EndOfComparison.of(differences.missing(self._mine, why), keys=_keys_of(statuses))
+        return rank_account.EndOfComparison.of(differences.missing(self._mine, why), keys=_keys_of(statuses))
 
     # --- what is behind a digest ---
 
-    def _confront(self, step: ComparedStep, first: int, second: int) -> None:
+    def _confront(self, step: rank_account.ComparedStep, first: int, second: int) -> None:
         """Two ranks differ: the second publishes the text of its digest, the first reports the difference to all."""
         with self._telling():
             if self.store.rank == second:
@@ -535,23 +525,23 @@ class Meeting:
             if self.store.rank == first:
                 contents = {first: step.content(), second: self._content(second)}
                 found, rules = differences.between(step.name, self._messages, contents)
-                raise _Ended(EndOfComparison.of(found, rules=rules))
+                raise _Ended(rank_account.EndOfComparison.of(found, rules=rules))
             end = self._poll(lambda: self.store.end_of(self.keys), self.timeout, 0.02)
             why = {first: "differs, and has sent no details"}
-            raise _Ended(end or EndOfComparison.of(differences.missing(self._mine, why)))
+            raise _Ended(end or rank_account.EndOfComparison.of(differences.missing(self._mine, why)))
 
-    def _publish(self, content: StepContent) -> None:
+    def _publish(self, content: rank_account.StepContent) -> None:
         with self._telling():
             self._sent.append(self._place(self._mine))
             self.store.write_content(self._sent[-1], content)
 
-    def _content(self, rank: int) -> StepContent:
+    def _content(self, rank: int) -> rank_account.StepContent:
         with self._telling():
             place = self._place(self._messages[rank])
             found = self._poll(lambda: self.store.read_content(place), min(_REPLY, self.timeout), 0.01)
             if found is None:
                 why = {rank: "has sent a digest without its content"}
-                raise _Ended(EndOfComparison.of(differences.missing(self._mine, why)))
+                raise _Ended(rank_account.EndOfComparison.of(differences.missing(self._mine, why)))
             return found
 
     def _poll(self, look: Callable[[], _T | None], seconds: float, pause: float) -> _T | None:
@@ -585,14 +575,14 @@ class Meeting:
             except StoreFailure as failed:
                 if failed.is_gone:
                     raise
-                end = self.end(EndOfComparison.of(failed.diagnostic))
+                end = self.end(rank_account.EndOfComparison.of(failed.diagnostic))
             self._say_nothing()
         except StoreFailure as failed:
             raise PolicyDivergenceError([failed.diagnostic]) from failed
-        rule = end.rules.get(policy_digest(self.policy))
+        rule = end.rules.get(rank_account.policy_digest(self.policy))
         span = self.policy.rules[rule].span if rule is not None else None
         raise PolicyDivergenceError([evolve(end.diagnostic, span=span)]) from None
 
 
-def _keys_of(statuses: Mapping[int, RankStatus]) -> tuple[MeetingKey, ...]:
+def _keys_of(statuses: Mapping[int, RankStatus]) -> tuple[rank_account.MeetingKey, ...]:
     return tuple(key for status in statuses.values() for key in status.keys)

@@ -19,16 +19,7 @@ from policylang.language.shown import counted, did_you_mean, format_quantity, li
 from policylang.language.words import Meaning
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.expectations import NodeOutcomes
-from policylang.planning.inspection.communication import (
-    CollectivePlace,
-    LineInOrder,
-    LineStanding,
-    PlacedCollective,
-    bucket_statements,
-    collective_asked,
-    communication,
-    placed,
-)
+from policylang.planning.inspection import communication
 from policylang.planning.inspection.worth import rules_on, weighed
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
@@ -74,7 +65,7 @@ class NodeExplanation(Explained):
     """The decider instead of a rule, if any."""
     fate: str | None
     """``saved``, ``recomputed`` or ``offloaded``; None where the backward needs no such value."""
-    rules: tuple[LineStanding, ...]
+    rules: tuple[communication.LineStanding, ...]
 
     def __str__(self) -> str:
         shape = f"{'×'.join(map(str, self.shape or ()))} {self.dtype}".strip()
@@ -105,7 +96,7 @@ class RuleExplanation(Explained):
     matched: int
     decided: int
     kept_by_user: int
-    taken_over: tuple[LineStanding, ...]
+    taken_over: tuple[communication.LineStanding, ...]
     """The rules that took matches over, in order."""
     parts: tuple[str, ...]
     names: tuple[str, ...]
@@ -176,7 +167,7 @@ def explain_node(
         reason=reason,
         fate=None if outcome is None else outcome.phrase,
         rules=tuple(
-            LineStanding(
+            communication.LineStanding(
                 each.rule.source,
                 each.rule.text,
                 each.standing,
@@ -205,7 +196,7 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
         decided=len(outcome.decided),
         kept_by_user=outcome.kept_by_user,
         taken_over=tuple(
-            LineStanding(rules[other].source, rules[other].text, "overridden", f"{count:,} overridden by")
+            communication.LineStanding(rules[other].source, rules[other].text, "overridden", f"{count:,} overridden by")
             for other, count in outcome.overridden_by.items()
         ),
         parts=part_counts(outcome.rule.selector, selections_for(plan.policy, plan.facts, times=plan.times)),
@@ -219,7 +210,7 @@ def explain_rule(plan: Plan, index: int) -> RuleExplanation:
 class CollectiveExplanation(Explained):
     """One collective: which lines joined or moved it, from where to where, and how it fares."""
 
-    found: PlacedCollective
+    found: communication.PlacedCollective
 
     def to_dict(self) -> dict[str, Any]:
         found = {**asdict(self.found), "traced": _data(self.found.traced), "planned": _data(self.found.planned)}
@@ -247,7 +238,7 @@ class CollectiveExplanation(Explained):
         return "\n\n".join(parts)
 
 
-def _place_row(place: CollectivePlace) -> tuple[str, str, str, str, str]:
+def _place_row(place: communication.CollectivePlace) -> tuple[str, str, str, str, str]:
     start = f"step {place.step:,}" + (f", before {place.before}" if place.before else "")
     awaited = "by nothing"
     if place.awaited_step is not None:
@@ -261,7 +252,7 @@ def _place_row(place: CollectivePlace) -> tuple[str, str, str, str, str]:
     return start, awaited, format_quantity(run.end - run.start, "seconds"), exposed, bounded
 
 
-def _data(place: CollectivePlace | None) -> dict[str, Any] | None:
+def _data(place: communication.CollectivePlace | None) -> dict[str, Any] | None:
     if place is None:
         return None
     return {**asdict(place, filter=lambda each, _: each.name != "run"), **run_data(place.run)}
@@ -271,7 +262,7 @@ def _data(place: CollectivePlace | None) -> dict[str, Any] | None:
 class LineExplanation(Explained):
     """A scheduling line: what it picked and what it did."""
 
-    line: LineInOrder
+    line: communication.LineInOrder
     exposed: float | None
     """Seconds of the step as planned in which computation waits; None without a device."""
 
@@ -312,11 +303,11 @@ class NothingToExplain(Exception):
 def explain_named(plan: Plan, asked: str) -> Sequence[Explained]:
     """Explain a node by its rules, and a collective by its scheduling lines too; several nodes have a row each.
     Raises :class:`NothingToExplain`."""
-    row, ordered = plan.facts.index.get(asked), communication(plan)
-    collective = None if ordered is None else collective_asked(ordered, asked)
+    row, ordered = plan.facts.index.get(asked), communication.communication(plan)
+    collective = None if ordered is None else communication.collective_asked(ordered, asked)
     if ordered is not None and collective is not None:
         decided = [explain_node(plan, row)] if row is not None and plan.decisions[row] is not None else []
-        return [*decided, CollectiveExplanation(placed(ordered, collective))]
+        return [*decided, CollectiveExplanation(communication.placed(ordered, collective))]
     if row is not None:
         if plan.decisions[row] is None:
             kinds = {Phase.INPUT: "a graph input", Phase.BACKWARD: "a backward node", Phase.OUTPUT: "the output"}
@@ -329,14 +320,14 @@ def explain_named(plan: Plan, asked: str) -> Sequence[Explained]:
 
 def explained_statements(plan: Plan) -> tuple[list[Span], list[Span]]:
     """The statements that can be explained: the rules, and the lines that order collectives where they do."""
-    lines = [plan.policy.rewrites[at].span for at in bucket_statements(plan.policy)]
+    lines = [plan.policy.rewrites[at].span for at in communication.bucket_statements(plan.policy)]
     lines += [each.span for each in plan.policy.scheduling]
-    return [rule.span for rule in plan.policy.rules], [] if communication(plan) is None else lines
+    return [rule.span for rule in plan.policy.rules], [] if communication.communication(plan) is None else lines
 
 
 def explain_statement(plan: Plan, span: Span, capabilities: Capabilities) -> Explained:
     rules, lines = explained_statements(plan)
-    ordered = communication(plan)
+    ordered = communication.communication(plan)
     if ordered is not None and span in lines:
         at = lines.index(span)
         found = weighed(ordered, plan, capabilities, at)

@@ -12,30 +12,9 @@ from attrs import asdict, evolve
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts
-from policylang.language.shown import (
-    UNCOUNTED_UNKNOWN,
-    Dimension,
-    counted,
-    folded_names,
-    format_quantity,
-    joined,
-    listed,
-    shortened,
-    uncounted_text,
-)
+from policylang.language import shown
+from policylang.planning.inspection import compare
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
-from policylang.planning.inspection.compare import (
-    PHASES,
-    Change,
-    Decider,
-    Figures,
-    GraphOverview,
-    OrderChanges,
-    PlanComparison,
-    Totals,
-    entries,
-    folded,
-)
 from policylang.planning.inspection.worth import same_time
 from policylang.report.diagnostics import compared_rows, render_json
 from policylang.report.layout import bytes_text, code, device_text, exposed_text, seconds_text, table, times_text, words
@@ -52,7 +31,7 @@ _READABLE = 27
 _NOTE = "bytes and FLOPs are those of the forward; a view has no bytes of its own"
 
 
-def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
+def overview_text(name: str, facts: Facts, blocks: BlockTable, found: compare.GraphOverview) -> str:
     """The counts by block, by operator, and by module and operator."""
     timed = found.times is not None
     head = (*_COUNTS, *_TIMES) if timed else _COUNTS
@@ -62,13 +41,13 @@ def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
     before = None
     for module, operator, sums in found.modules:
         calls, _, size, flops, *seconds = _totals(sums)
-        shown = "" if module == before else module or "in no module"
-        by_module.append((shown, operator, calls, size, flops, *seconds[:1]))
+        where = "" if module == before else module or "in no module"
+        by_module.append((where, operator, calls, size, flops, *seconds[:1]))
         before = module
     times = [times_text(found.times)]
     if found.step is not None:
         exposed = exposed_text(found.step)
-        step = format_quantity(found.step.step, "seconds")
+        step = shown.format_quantity(found.step.step, "seconds")
         times.append(f"as traced: a step of {step}, exposed {exposed if exposed != '-' else 'nothing'}")
     narrow = partial(table, ends=(0,), readable=_READABLE)
     totals = partial(narrow, right=range(1, len(head) + 1), spare=(2, 1))
@@ -84,40 +63,40 @@ def overview_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
     return "\n\n".join(filter(None, parts))
 
 
-def nodes_text(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
+def nodes_text(name: str, facts: Facts, blocks: BlockTable, found: compare.GraphOverview) -> str:
     """The nodes that were asked for, one a line."""
     total, times = found.total, found.times
     head = ("node", "operator", "module", "phase", "shape", "bytes", "FLOPs", *_TIMES[: times is not None])
     rows = [head]
     for row in found.rows:
-        shape = shortened("×".join(map(str, facts.shapes[row] or ())), _LONGEST_SHAPE)
+        shape = shown.shortened("×".join(map(str, facts.shapes[row] or ())), _LONGEST_SHAPE)
         cells = (
             facts.names[row],
             facts.targets[row] or facts.ops[row],
             facts.modules[row] or facts.modules[facts.owners[row]],
-            PHASES[facts.phases[row]],  # type: ignore[index]
+            compare.PHASES[facts.phases[row]],  # type: ignore[index]
             f"{shape} {facts.dtypes[row]}".strip(),
             bytes_text(facts.bytes[row] or None),
             _flops(facts.flops[row], bool(facts.uncounted and facts.uncounted[row])),
         )
         rows.append((*cells, *([] if times is None else [seconds_text(times.seconds[row])])))
-    flops = format_quantity(total.flops, "flops")
+    flops = shown.format_quantity(total.flops, "flops")
     if total.uncounted_calls:
         flops = f"at least {flops}" if total.flops else "FLOPs not counted"
     took, backward = (
-        f" in {format_quantity(seconds, 'seconds')}" if seconds else ""
+        f" in {shown.format_quantity(seconds, 'seconds')}" if seconds else ""
         for seconds in (total.seconds, total.backward_seconds)
     )
     sums = (
-        f"{counted(total.forward, 'forward operator')} of {format_quantity(total.bytes, 'bytes')} and {flops}{took}, "
-        f"{total.backward:,} in the backward{backward}; {_NOTE}"
+        f"{shown.counted(total.forward, 'forward operator')} of {shown.format_quantity(total.bytes, 'bytes')} "
+        f"and {flops}{took}, {total.backward:,} in the backward{backward}; {_NOTE}"
     )
-    listed = table(rows, right=range(5, len(head)), ends=(2,), spare=(4, 3))
-    parts = (_graph_heading(name, facts, blocks, found), listed, sums, _uncounted(found), times_text(times))
+    listing = table(rows, right=range(5, len(head)), ends=(2,), spare=(4, 3))
+    parts = (_graph_heading(name, facts, blocks, found), listing, sums, _uncounted(found), times_text(times))
     return "\n\n".join(filter(None, parts))
 
 
-def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> Iterator[str]:
+def overview_json(name: str, facts: Facts, blocks: BlockTable, found: compare.GraphOverview) -> Iterator[str]:
     """One JSON document in pieces, a node a line."""
     head = {
         "version": VERSION,
@@ -137,43 +116,43 @@ def overview_json(name: str, facts: Facts, blocks: BlockTable, found: GraphOverv
     yield json.dumps(head, indent=2).removesuffix("\n}")
     yield ',\n  "nodes": ['
     before = "\n    "
-    for entry in entries(facts, blocks, found.rows, found.times):
+    for entry in compare.entries(facts, blocks, found.rows, found.times):
         yield before + json.dumps(entry)
         before = ",\n    "
     yield "\n  ]\n}" if found.rows else "]\n}"
 
 
-def _uncounted(found: GraphOverview) -> str:
+def _uncounted(found: compare.GraphOverview) -> str:
     """The operators that the FLOPs leave out."""
     if found.uncounted is None:
-        return UNCOUNTED_UNKNOWN
-    return f"uncounted in the forward: {uncounted_text(found.uncounted)}" if found.uncounted else ""
+        return shown.UNCOUNTED_UNKNOWN
+    return f"uncounted in the forward: {shown.uncounted_text(found.uncounted)}" if found.uncounted else ""
 
 
 def _flops(flops: int, uncounted: bool) -> str:
     """A lower bound where something is left out."""
     if not flops:
         return "not counted" if uncounted else ""
-    return f"≥ {format_quantity(flops, 'flops')}" if uncounted else format_quantity(flops, "flops")
+    return f"≥ {shown.format_quantity(flops, 'flops')}" if uncounted else shown.format_quantity(flops, "flops")
 
 
-def _graph_heading(name: str, facts: Facts, blocks: BlockTable, found: GraphOverview) -> str:
+def _graph_heading(name: str, facts: Facts, blocks: BlockTable, found: compare.GraphOverview) -> str:
     made_with = f", torch {facts.torch_version}" if facts.torch_version else ""
     phases = ", ".join(f"{count:,} {phase}" for phase, count in found.phases)
-    chosen = "" if len(found.rows) == len(facts) else f"{counted(len(found.rows), 'node')} asked for: "
-    inside = counted(len(blocks.names), "block") if blocks.names else "no blocks"
+    chosen = "" if len(found.rows) == len(facts) else f"{shown.counted(len(found.rows), 'node')} asked for: "
+    inside = shown.counted(len(blocks.names), "block") if blocks.names else "no blocks"
     if blocks.names and blocks.names[0].startswith(_REGION):
         inside += " (the model's own checkpoint regions)"
     return (
-        f"{name}: {facts.kind.value} graph of {counted(len(facts), 'node')}, {inside}{made_with}\n"
+        f"{name}: {facts.kind.value} graph of {shown.counted(len(facts), 'node')}, {inside}{made_with}\n"
         f"{chosen}{phases or 'no nodes'}"
     )
 
 
-def _blocks(found: GraphOverview) -> Iterator[tuple[str, Totals]]:
+def _blocks(found: compare.GraphOverview) -> Iterator[tuple[str, compare.Totals]]:
     """Neighbours of the same figures together."""
 
-    def alike(block: tuple[str | None, Totals]) -> object:
+    def alike(block: tuple[str | None, compare.Totals]) -> object:
         """Sums of times differ by their rounding."""
         return block[0] is None, evolve(block[1], seconds=None, backward_seconds=None), _totals(block[1])
 
@@ -182,10 +161,10 @@ def _blocks(found: GraphOverview) -> Iterator[tuple[str, Totals]]:
         if names[0] is None:
             yield OUTSIDE_BLOCKS, sums
         else:
-            yield folded_names(names) + (f" ×{len(names)}, each" if len(names) > 1 else ""), sums
+            yield shown.folded_names(names) + (f" ×{len(names)}, each" if len(names) > 1 else ""), sums
 
 
-def _totals(sums: Totals) -> tuple[str, ...]:
+def _totals(sums: compare.Totals) -> tuple[str, ...]:
     return (
         f"{sums.forward:,}" if sums.forward else "",
         f"{sums.backward:,}" if sums.backward else "",
@@ -201,16 +180,16 @@ def account_text(found: TunedPolicy) -> str:
     path = f", path {subject.path}" if subject.path else ""
     heading = f"tuned for {subject.called} on {subject.device}{path}: {budget_words(tuned.budget)}"
     sides = [("this policy", tuned.chosen), ("less memory", tuned.less), ("more memory", tuned.more)]
-    shown = [(name, each) for name, each in sides if each is not None]
-    rows: list[tuple[str, ...]] = [("", *(name for name, _ in shown))]
+    present = [(name, each) for name, each in sides if each is not None]
+    rows: list[tuple[str, ...]] = [("", *(name for name, _ in present))]
     for name, text_of in figure_rows(tuned):
-        cells = [text_of(each) for _, each in shown]
+        cells = [text_of(each) for _, each in present]
         if any(cell not in ("", "0 B", "0 s") for cell in cells) or name in ("peak", "saved", "recomputed"):
             rows.append((name, *cells))
     below = []
     if tuned.budget.figure != "recompute time":
         left = int(tuned.budget.limit) - memory_of(tuned.chosen, tuned)
-        room = f"{format_quantity(left, 'bytes')} of the budget are left"
+        room = f"{shown.format_quantity(left, 'bytes')} of the budget are left"
         below.append(room if left else "the budget is used to the byte")
     if besides := besides_words(tuned.besides, subject.optimizer):
         below.append(f"in the peak beside the graph: {besides}")
@@ -223,27 +202,27 @@ def figure_rows(tuned: Tuned) -> list[tuple[str, Callable[[Candidate], str]]]:
     """The figures of a candidate by name, each as text."""
     besides = tuned.besides
     rows: list[tuple[str, Callable[[Candidate], str]]] = [
-        ("peak", lambda each: format_quantity(besides.on(each.peak), "bytes"))
+        ("peak", lambda each: shown.format_quantity(besides.on(each.peak), "bytes"))
     ]
     if besides.on(0) or besides.reserve:
-        rows.append(("of the graph", lambda each: format_quantity(each.peak, "bytes")))
+        rows.append(("of the graph", lambda each: shown.format_quantity(each.peak, "bytes")))
     return [
         *rows,
-        ("saved", lambda each: format_quantity(each.saved, "bytes")),
-        ("offloaded", lambda each: format_quantity(each.offloaded, "bytes")),
+        ("saved", lambda each: shown.format_quantity(each.saved, "bytes")),
+        ("offloaded", lambda each: shown.format_quantity(each.offloaded, "bytes")),
         (
             "recomputed",
-            lambda each: f"{format_quantity(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})",
+            lambda each: f"{shown.format_quantity(each.recompute, 'seconds')} ({share_text(each.recompute, tuned)})",
         ),
-        ("copies", lambda each: format_quantity(each.copies, "seconds")),
-        ("exposed", lambda each: format_quantity(each.exposed, "seconds")),
+        ("copies", lambda each: shown.format_quantity(each.copies, "seconds")),
+        ("exposed", lambda each: shown.format_quantity(each.exposed, "seconds")),
         ("step", step_words),
     ]
 
 
 def share_text(seconds: float, tuned: Tuned) -> str:
     """A share of the forward's time: ``3.1%``."""
-    return format_quantity(seconds / tuned.forward, "fraction") if tuned.forward else "-"
+    return shown.format_quantity(seconds / tuned.forward, "fraction") if tuned.forward else "-"
 
 
 _LONGEST = 96
@@ -269,8 +248,8 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
     rows = [head]
     for each, phrase in zip(tuned.table, distinctions(tuned.table), strict=True):
         cells = [figures[name](each) for name in names]
-        cells[at - 1 : at] = format_quantity(each.recompute, "seconds"), share_text(each.recompute, tuned)
-        rows.append(["->" if chosen and each == tuned.chosen else "", *cells, shortened(phrase, _LONGEST)])
+        cells[at - 1 : at] = shown.format_quantity(each.recompute, "seconds"), share_text(each.recompute, tuned)
+        rows.append(["->" if chosen and each == tuned.chosen else "", *cells, shown.shortened(phrase, _LONGEST)])
     subject = found.subject
     heading = (
         f"{len(tuned.table)} policies for {subject.called} on {subject.device}, none better in both memory and time"
@@ -348,14 +327,14 @@ _LONGEST_RULE = 72
 _HEAD = ("", "before", "after", "change")
 
 
-def comparison_text(found: PlanComparison) -> str:
+def comparison_text(found: compare.PlanComparison) -> str:
     """No line end at the end."""
     parts = [_heading(found)]
     parts += [
         f"{len(change.names):,}: {_action(change.old)} -> {_action(change.new)}, {_where(change)}\n"
         f"  before  {_decider(change.old)}\n"
         f"  after   {_decider(change.new)}\n"
-        f"  nodes   {listed(change.names, _MOST_NAMES)}"
+        f"  nodes   {shown.listed(change.names, _MOST_NAMES)}"
         for change in found.changes
     ]
     parts.append("\n".join(order_change_lines(found.order)))
@@ -365,7 +344,7 @@ def comparison_text(found: PlanComparison) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def comparison_markdown(found: PlanComparison) -> str:
+def comparison_markdown(found: compare.PlanComparison) -> str:
     """A comment for a review."""
     rows = [_HEAD, *_figures(found)]
     lines = [f"**{_heading(found)}**", "", _markdown_row(rows[0]), "| --- | ---: | ---: | ---: |"]
@@ -384,32 +363,32 @@ def comparison_markdown(found: PlanComparison) -> str:
     return "\n".join(lines)
 
 
-def comparison_json(found: PlanComparison) -> str:
+def comparison_json(found: compare.PlanComparison) -> str:
     data = asdict(found)
     for change in data["changes"]:
         change["blocks"] = dict(change["blocks"])
     return json.dumps({"version": 1, "same": found.same, "changed": found.changed, **data}, indent=2)
 
 
-def _heading(found: PlanComparison) -> str:
+def _heading(found: compare.PlanComparison) -> str:
     decisions = f"{found.decisions:,} decisions"
     if not found.changes:
         return f"no decision changes: {decisions} are the same"
     return f"{found.changed:,} of {decisions} change"
 
 
-def _action(side: Decider) -> str:
+def _action(side: compare.Decider) -> str:
     return side.action or "no such node"
 
 
-def _decider(side: Decider) -> str:
-    return (f"{side.source}: " if side.source is not None else "") + shortened(side.text, _LONGEST_RULE)
+def _decider(side: compare.Decider) -> str:
+    return (f"{side.source}: " if side.source is not None else "") + shown.shortened(side.text, _LONGEST_RULE)
 
 
-def _where(change: Change) -> str:
+def _where(change: compare.Change) -> str:
     """``2 each in layers.0 and the next 31 blocks; 1 outside every block``."""
     said = []
-    for name, blocks, count in folded(change.blocks):
+    for name, blocks, count in compare.folded(change.blocks):
         if name == "outside every block":
             said.append(f"{count} {name}")
         elif blocks == 1:
@@ -419,7 +398,7 @@ def _where(change: Change) -> str:
     return "; ".join(said)
 
 
-def _figures(found: PlanComparison) -> list[tuple[str, ...]]:
+def _figures(found: compare.PlanComparison) -> list[tuple[str, ...]]:
     old, new = found.old, found.new
     return [
         _figure("saved", old.saved_bytes, new.saved_bytes, "bytes"),
@@ -430,7 +409,7 @@ def _figures(found: PlanComparison) -> list[tuple[str, ...]]:
     ]
 
 
-def _order(found: OrderChanges) -> list[tuple[str, ...]]:
+def _order(found: compare.OrderChanges) -> list[tuple[str, ...]]:
     old, new = found.old, found.new
     return [
         _figure("collectives", old.collectives, new.collectives, "number"),
@@ -439,7 +418,7 @@ def _order(found: OrderChanges) -> list[tuple[str, ...]]:
     ]
 
 
-def order_change_lines(found: OrderChanges | None) -> list[str]:
+def order_change_lines(found: compare.OrderChanges | None) -> list[str]:
     """``3 collectives start elsewhere: bucket1, …``; nothing where neither policy schedules."""
     if found is None:
         return []
@@ -450,12 +429,14 @@ def order_change_lines(found: OrderChanges | None) -> list[str]:
         (found.awaited, "awaited elsewhere"),
     )
     said = [
-        f"{counted(len(names), 'collective')} {what}: {listed(names, _MOST_NAMES)}" for names, what in changes if names
+        f"{shown.counted(len(names), 'collective')} {what}: {shown.listed(names, _MOST_NAMES)}"
+        for names, what in changes
+        if names
     ]
     return said or ["no collective runs elsewhere"]
 
 
-def _times(old: Figures, new: Figures) -> list[tuple[str, ...]]:
+def _times(old: compare.Figures, new: compare.Figures) -> list[tuple[str, ...]]:
     """Empty unless both have a device; exposed time has a row if there is any."""
     sides = old.recomputed_seconds, new.recomputed_seconds, old.step_seconds, new.step_seconds
     if any(each is None for each in sides):
@@ -470,20 +451,20 @@ def _times(old: Figures, new: Figures) -> list[tuple[str, ...]]:
     return rows
 
 
-def _figure(label: str, old: float, new: float, unit: Dimension) -> tuple[str, ...]:
+def _figure(label: str, old: float, new: float, unit: shown.Dimension) -> tuple[str, ...]:
     same = same_time(old, new) if unit == "seconds" else old == new
-    change = "=" if same else ("+" if new > old else "-") + format_quantity(abs(new - old), unit)
-    return label, format_quantity(old, unit), format_quantity(new, unit), change
+    change = "=" if same else ("+" if new > old else "-") + shown.format_quantity(abs(new - old), unit)
+    return label, shown.format_quantity(old, unit), shown.format_quantity(new, unit), change
 
 
-def _notes(found: PlanComparison) -> list[str]:
+def _notes(found: compare.PlanComparison) -> list[str]:
     """Notes on the figures: what they leave out, and of which device their times are."""
     sides = ("before", found.old), ("after", found.new)
     notes = []
     if unsettled := [word for word, side in sides if not side.settled]:
-        notes.append(f"{joined(unsettled)}: without what is left to PyTorch's partitioner")
+        notes.append(f"{shown.joined(unsettled)}: without what is left to PyTorch's partitioner")
     if calls := [
-        f"{word}: recomputed without {uncounted_text(side.uncounted)}" for word, side in sides if side.uncounted
+        f"{word}: recomputed without {shown.uncounted_text(side.uncounted)}" for word, side in sides if side.uncounted
     ]:
         notes.append("\n".join(calls))
     if _times(found.old, found.new):
@@ -497,6 +478,6 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _markdown_side(side: Decider) -> str:
+def _markdown_side(side: compare.Decider) -> str:
     place = f" {words(side.source)}" if side.source is not None else ""
-    return f"**{_action(side)}**{place} {code(shortened(side.text, _LONGEST_RULE))}"
+    return f"**{_action(side)}**{place} {code(shown.shortened(side.text, _LONGEST_RULE))}"

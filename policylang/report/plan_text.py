@@ -9,17 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import fsum
 
-from policylang.language.shown import (
-    UNCOUNTED_UNKNOWN,
-    Dimension,
-    counted,
-    file_name,
-    folded_names,
-    format_quantity,
-    listed,
-    shortened,
-    uncounted_text,
-)
+from policylang.language import shown
 from policylang.planning.inspection import breakdown
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder
 from policylang.planning.inspection.worth import EditWorth, Worth, same_time
@@ -61,7 +51,7 @@ def order_details(found: Communication | None) -> str:
     lines = ""
     if found.lines:
         head, *rows = line_rows(found.lines)
-        rows = [(file_name(line), shortened(text, _LONGEST_LINE), *rest) for line, text, *rest in rows]
+        rows = [(shown.file_name(line), shown.shortened(text, _LONGEST_LINE), *rest) for line, text, *rest in rows]
         lines = "\n".join((table([head, *rows], right=range(2, len(head)), ends=(0,)), *line_notes(found.lines)))
     if found.planned.lanes is None:
         return lines
@@ -83,7 +73,7 @@ def total_rows(found: Communication) -> list[tuple[str, ...]]:
     if before.lanes is not None and after.lanes is not None:
         lanes = before.lanes, after.lanes
         rows.append(("exposed", exposed_text(lanes[0]), exposed_text(lanes[1])))
-        rows.append(("step time", *(format_quantity(each.step, "seconds") for each in lanes)))
+        rows.append(("step time", *(shown.format_quantity(each.step, "seconds") for each in lanes)))
     return [
         *rows,
         ("peak", bytes_text(before.peak.bytes), bytes_text(after.peak.bytes)),
@@ -95,7 +85,9 @@ def order_notes(found: Communication) -> list[str]:
     """The lower bound, the barriers, and what is unknown without a device."""
     said = []
     if seconds_text(found.bound):
-        said.append(f"no order of these collectives exposes less than {format_quantity(found.bound or 0.0, 'seconds')}")
+        said.append(
+            f"no order of these collectives exposes less than {shown.format_quantity(found.bound or 0.0, 'seconds')}"
+        )
     if found.barriers:
         said.append(barriers_text(found.barriers))
     if found.planned.lanes is None:
@@ -113,7 +105,7 @@ def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for line in lines:
         into = f"{sum(len(bucket.names) for bucket in line.buckets):,}" if line.buckets else ""
-        without = "" if line.exposed_without is None else format_quantity(line.exposed_without, "seconds")
+        without = "" if line.exposed_without is None else shown.format_quantity(line.exposed_without, "seconds")
         counts = f"{len(line.matched):,}", f"{len(line.moved):,}"
         rows.append((line.source, line.text, *counts, *(into,)[:joins], *(without,)[:weighed]))
     more = (*("into",)[:joins], *("exposed without it",)[:weighed])
@@ -123,7 +115,7 @@ def line_rows(lines: Sequence[LineInOrder]) -> list[tuple[str, ...]]:
 def said_of(line: LineInOrder) -> str:
     """``matches 291 collectives, moves 289 into 64``."""
     into = f" into {sum(len(each.names) for each in line.buckets):,}" if line.buckets else ""
-    return f"matches {counted(len(line.matched), 'collective')}, moves {len(line.moved):,}{into}"
+    return f"matches {shown.counted(len(line.matched), 'collective')}, moves {len(line.moved):,}{into}"
 
 
 def line_notes(lines: Sequence[LineInOrder]) -> list[str]:
@@ -156,9 +148,9 @@ def left_texts(line: LineInOrder) -> list[str]:
     for reason, names in line.left.items():
         alike.setdefault(_NUMBER.sub("", reason), (reason, []))[1].extend(names)
     reasons = sorted(alike.values(), key=lambda each: -len(each[1]))
-    place = file_name(line.source)
+    place = shown.file_name(line.source)
     found = [
-        f"{place} left {listed(names, _MOST_NAMES)} where {'it was' if len(names) == 1 else 'they were'}: {reason}"
+        f"{place} left {shown.listed(names, _MOST_NAMES)} where {'they were' if names[1:] else 'it was'}: {reason}"
         + (", and the like" if len(line.left[reason]) < len(names) else "")
         for reason, names in islice(reasons, _MOST_REASONS)
     ]
@@ -176,13 +168,13 @@ def exposed_rows(found: Communication) -> list[tuple[str, ...]]:
     together: dict[object, list[CollectiveEntry]] = {}
     for each in filter(_is_exposed, found.collectives):
         run = _run(each)
-        takes = format_quantity(run.end - run.start, "seconds")
+        takes = shown.format_quantity(run.end - run.start, "seconds")
         alike = takes, each.operator, each.bytes, each.group, run.exposed_by, each.lines, each.members
         together.setdefault(alike, []).append(each)
     groups = sorted(together.values(), key=lambda each: -_seconds(each))
     rows = [_row(found, each) for each in groups[:_MOST_EXPOSED]]
     if rest := [each for group in groups[_MOST_EXPOSED:] for each in group]:
-        more = (format_quantity(_seconds(rest), "seconds"), f"×{len(rest):,}", "", "", "more")
+        more = (shown.format_quantity(_seconds(rest), "seconds"), f"×{len(rest):,}", "", "", "more")
         rows.append((*more, *[""] * (len(_HEAD) - len(more))))
     if not rows:
         return []
@@ -200,17 +192,17 @@ def _row(found: Communication, alike: Sequence[CollectiveEntry]) -> tuple[str, .
     blocks = list(dict.fromkeys(each.block for each in alike if each.block))
     several = len(alike) > 1
     exposed = sorted(_run(each).exposed for each in alike)
-    least, most = (format_quantity(each, "seconds") for each in (exposed[0], exposed[-1]))
+    least, most = (shown.format_quantity(each, "seconds") for each in (exposed[0], exposed[-1]))
     return (
-        format_quantity(_seconds(alike), "seconds"),
+        shown.format_quantity(_seconds(alike), "seconds"),
         f"×{len(alike):,}" if several else "",
         (most if least == most else f"≤ {most}") if several else "",
-        format_quantity(run.end - run.start, "seconds"),
-        listed([each.name for each in alike], 1),
+        shown.format_quantity(run.end - run.start, "seconds"),
+        shown.listed([each.name for each in alike], 1),
         first.kind + (f" of {first.members}" if first.members > 1 else ""),
-        format_quantity(first.bytes, "bytes"),
+        shown.format_quantity(first.bytes, "bytes"),
         first.group,
-        folded_names(blocks) if blocks else "",
+        shown.folded_names(blocks) if blocks else "",
         BOUNDED_BY[run.exposed_by] if run.exposed_by is not None else "",
         _lines_named([found.lines[index].source for index in first.lines]),
     )
@@ -225,7 +217,7 @@ def _lines_named(sources: Sequence[str]) -> str:
     """``mine.apl:3, 5``: lines of one file name it once."""
     found: dict[str, list[str]] = {}
     for source in sources:
-        file, _, line = file_name(source).rpartition(":")
+        file, _, line = shown.file_name(source).rpartition(":")
         found.setdefault(file, []).append(line)
     return ", ".join(f"{file}:{', '.join(lines)}" for file, lines in found.items())
 
@@ -242,9 +234,9 @@ def hidden_text(found: Communication) -> str:
         counts = Counter(each.kind for each in hidden)
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
         takes = fsum(_run(each).end - _run(each).start for each in hidden)
-        said.append(f"hidden: {kinds}; {format_quantity(takes, 'seconds')} in all")
+        said.append(f"hidden: {kinds}; {shown.format_quantity(takes, 'seconds')} in all")
     if beside := [each for each in found.collectives if each.run is None]:
-        said.append(f"{counted(len(beside), 'collective')} computes as it sends, and runs among the computation")
+        said.append(f"{shown.counted(len(beside), 'collective')} computes as it sends, and runs among the computation")
     return "\n".join(said)
 
 
@@ -275,8 +267,8 @@ def plan_text(
     adds the largest values at the peak and those of each block."""
     plan, order = found.plan, found.communication
     decided = sum(decision is not None for decision in plan.decisions)
-    blocks = counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
-    heading = f"policy {plan.policy.name}: {counted(decided, 'forward value')}, {blocks}"
+    blocks = shown.counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
+    heading = f"policy {plan.policy.name}: {shown.counted(decided, 'forward value')}, {blocks}"
     parts = [
         heading,
         _totals(found),
@@ -336,7 +328,7 @@ def value_row(value: breakdown.AliveValue, found: breakdown.PeakValues) -> tuple
         value.operator,
         value.module,
         value.what,
-        file_name(value.source) if value.source else "",
+        shown.file_name(value.source) if value.source else "",
         "before the step" if made is None else f"{made.half}, {made.step:,}",
         "after the step" if last is None else f"{last.half}, {last.step:,}: {last.node}{again}",
     )
@@ -344,13 +336,13 @@ def value_row(value: breakdown.AliveValue, found: breakdown.PeakValues) -> tuple
 
 def share_row(share: breakdown.AliveShare, found: breakdown.PeakValues) -> tuple[str, ...]:
     """As :data:`SHARES_HEAD` has it."""
-    line = file_name(share.source) if share.source else ""
-    rule = shortened(share.rule, _LONGEST_RULE_AT_PEAK)
+    line = shown.file_name(share.source) if share.source else ""
+    rule = shown.shortened(share.rule, _LONGEST_RULE_AT_PEAK)
     return bytes_text(share.bytes), _share(share.bytes, found), f"{share.count:,}", share.what, line, rule
 
 
 def _share(amount: int, found: breakdown.PeakValues) -> str:
-    return format_quantity(amount / found.bytes, "fraction") if found.bytes else ""
+    return shown.format_quantity(amount / found.bytes, "fraction") if found.bytes else ""
 
 
 # --- totals, rewrites, rules, blocks ---------------------------------------------------------------------------------
@@ -372,7 +364,7 @@ def _totals(found: breakdown.Breakdown) -> str:
     times = [each.time for each in sides if each.time is not None]
     if len(times) == 2:
         rows.append(("recomputed time", *map(recomputed_text, times)))
-        rows.append(("step time", *(format_quantity(each.step, "seconds") for each in times)))
+        rows.append(("step time", *(shown.format_quantity(each.step, "seconds") for each in times)))
         if any(each.exposed for each in times):
             rows.append(("exposed", *map(exposed_text, times)))
     row("peak, forward", lambda each: bytes_text(each.peak.forward))
@@ -385,10 +377,10 @@ def _totals(found: breakdown.Breakdown) -> str:
             "it may recompute some of it"
         )
     if found.uncounted is None:
-        parts.append(UNCOUNTED_UNKNOWN)
+        parts.append(shown.UNCOUNTED_UNKNOWN)
     elif found.uncounted:
-        again = f"; recomputed of them: {uncounted_text(found.uncounted_again)}" if found.uncounted_again else ""
-        parts.append(f"uncounted in the forward: {uncounted_text(found.uncounted)}{again}")
+        again = f"; recomputed of them: {shown.uncounted_text(found.uncounted_again)}" if found.uncounted_again else ""
+        parts.append(f"uncounted in the forward: {shown.uncounted_text(found.uncounted)}{again}")
     return "\n\n".join(filter(None, (*parts, plan_times_text(found.plan), *found.notes)))
 
 
@@ -396,8 +388,8 @@ def _again(scenario: breakdown.Scenario, forward_flops: int) -> str:
     flops = scenario.amounts.recomputed_flops
     if not scenario.amounts.recomputed:
         return "-"
-    share = f" ({format_quantity(flops / forward_flops, 'fraction')})" if forward_flops else ""
-    return f"{format_quantity(flops, 'flops')}{share}"
+    share = f" ({shown.format_quantity(flops / forward_flops, 'fraction')})" if forward_flops else ""
+    return f"{shown.format_quantity(flops, 'flops')}{share}"
 
 
 def _rewrites(found: breakdown.Breakdown, edits: Sequence[EditWorth]) -> str:
@@ -410,8 +402,8 @@ def _rewrites(found: breakdown.Breakdown, edits: Sequence[EditWorth]) -> str:
         times = (each.step_seconds, each.exposed_seconds)[:timed]
         rows.append(
             (
-                file_name(span.location),
-                shortened(span.one_line, _LONGEST_RULE),
+                shown.file_name(span.location),
+                shown.shortened(span.one_line, _LONGEST_RULE),
                 f"{found.plan.edits.of(each.statement).count:,}",
                 f"{-each.fewer_collectives:+,}",
                 _signed(each.saved_bytes, "bytes"),
@@ -442,16 +434,16 @@ def _rules(found: breakdown.Breakdown, worth: Sequence[Worth]) -> str:
                 *([] if margin.recomputed_seconds is None else [_signed(margin.recomputed_seconds, "seconds")]),
                 _signed(margin.peak_bytes, "bytes"),
                 margin.verdict,
-                "" if price is None else format_quantity(price, "seconds" if timed else "flops"),
+                "" if price is None else shown.format_quantity(price, "seconds" if timed else "flops"),
             ]
         counts = f"{len(outcome.matched):,}", f"{len(outcome.decided):,}"
-        rows.append((file_name(rule.source), shortened(rule.text, _LONGEST_RULE), *counts, *cells))
+        rows.append((shown.file_name(rule.source), shown.shortened(rule.text, _LONGEST_RULE), *counts, *cells))
     spare = 2, len(head) - 1, len(head) - 2, 3, *(5,)[:timed]
     text = table(rows, right=range(2, len(head) - 2), ends=(0,), spare=spare, readable=_READABLE_RULE)
     what = "saved, recomputed, its time, and peak" if timed else "saved, recomputed and peak"
     notes = [f"{what}: with the rule, compared with the policy without it"]
     if left_out := sum(bool(outcome.decided) for outcome in outcomes) - len(worth):
-        notes.append(f"not worked out for the last {counted(left_out, 'rule')} that decide something")
+        notes.append(f"not worked out for the last {shown.counted(left_out, 'rule')} that decide something")
     return "\n".join((text, *notes))
 
 
@@ -462,19 +454,19 @@ def copies_rows(found: breakdown.Breakdown) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("line", "copied out", "back", *("hidden", "exposed", "waits")[: 3 * timed])]
     for each in lines.values():
         waits = [f"{block} {seconds_text(wait)}" for block, wait in each.waits.items()]
-        times = (seconds_text(each.hidden), seconds_text(each.exposed), listed(waits, _MOST_WAITS))[: 3 * timed]
-        source = file_name(each.source) if each.source else "checkpoint"
+        times = (seconds_text(each.hidden), seconds_text(each.exposed), shown.listed(waits, _MOST_WAITS))[: 3 * timed]
+        source = shown.file_name(each.source) if each.source else "checkpoint"
         rows.append((source, bytes_text(each.out_bytes), bytes_text(each.back_bytes), *times))
     return rows if lines else []
 
 
-def _signed(amount: float, dimension: Dimension) -> str:
-    return f"{'+' if amount > 0 else '-'}{format_quantity(abs(amount), dimension)}" if amount else "0"
+def _signed(amount: float, dimension: shown.Dimension) -> str:
+    return f"{'+' if amount > 0 else '-'}{shown.format_quantity(abs(amount), dimension)}" if amount else "0"
 
 
 def _groups(found: breakdown.Breakdown) -> str:
     rest = max(0, len(found.groups) - _MOST_GROUPS)
-    more = [f"and {counted(rest, 'more group')} of blocks"] if rest else []
+    more = [f"and {shown.counted(rest, 'more group')} of blocks"] if rest else []
     return "\n".join((*map(_group, found.groups[:_MOST_GROUPS]), *more))
 
 
@@ -485,35 +477,35 @@ def _group(group: breakdown.BlockGroup) -> str:
     again = f" in {seconds_text(amounts.recomputed_seconds)}" if amounts.recomputed_seconds else ""
     return (
         f"{group.label}{times}: {bytes_text(amounts.saved_bytes)} saved,{moved} {bytes_text(amounts.recomputed_bytes)} "
-        f"and {format_quantity(amounts.recomputed_flops, 'flops')} recomputed{again}{each}"
+        f"and {shown.format_quantity(amounts.recomputed_flops, 'flops')} recomputed{again}{each}"
     )
 
 
 def _entries(group: breakdown.BlockGroup) -> str:
     lines = list[str]()
-    shown = [entry for entry in group.entries if not entry.is_free]
+    entries = [entry for entry in group.entries if not entry.is_free]
     views = sum(entry.count for entry in group.entries if entry.is_free)
-    if shown:
+    if entries:
         timed = group.amounts.recomputed_seconds is not None
         head = ("", "operator", "module", "shape", "bytes", "FLOPs", *("time",)[:timed], "line")
         line = len(head) - 1
-        rows = [head, *((*row[:6], *row[6:7][:timed], row[7]) for row in map(entry_row, shown))]
+        rows = [head, *((*row[:6], *row[6:7][:timed], row[7]) for row in map(entry_row, entries))]
         lines.append(table(rows, right=range(4, line), indent=2, ends=(2, line), spare=(3,)))
     if views:
-        lines.append(f"  and {counted(views, 'view')} and parts recomputed at no cost")
+        lines.append(f"  and {shown.counted(views, 'view')} and parts recomputed at no cost")
     return "\n".join(lines)
 
 
 def entry_row(entry: breakdown.ValueEntry) -> tuple[str, ...]:
     """Outcome, operator, module, shape, bytes, FLOPs, time, and what decided."""
-    shape = shortened("×".join(map(str, entry.shape or ())), _LONGEST_SHAPE)
+    shape = shown.shortened("×".join(map(str, entry.shape or ())), _LONGEST_SHAPE)
     return (
         entry.outcome.word,
         entry.operator + (f" ×{entry.count}" if entry.count > 1 else ""),
         entry.module,
         f"{shape} {entry.dtype}".strip(),
         bytes_text(entry.bytes) if entry.bytes else "",
-        format_quantity(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
+        shown.format_quantity(entry.flops, "flops") if entry.flops else "not counted" if entry.uncounted else "",
         seconds_text(entry.seconds),
-        file_name(entry.source) if entry.source else entry.reason or "undecided",
+        shown.file_name(entry.source) if entry.source else entry.reason or "undecided",
     )

@@ -30,18 +30,7 @@ from policylang.graph.phases import is_seed
 from policylang.torch_compat import tracing
 from policylang.torch_compat.absent_cuda import absent_cuda
 from policylang.torch_compat.eager import DispatchMode
-from policylang.tracing.step import (
-    ModelState,
-    OptimizerState,
-    Substitution,
-    check_loss,
-    check_writes,
-    no_gradient,
-    problem,
-    substituted,
-    substituted_optimizer,
-    trace_failure,
-)
+from policylang.tracing import step
 from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice, attention_on
 
 REGION = "policylang_region"
@@ -293,9 +282,9 @@ def capture(
     model: nn.Module,
     loss_fn: LossFn,
     batch: tuple[Any, ...],
-    state: ModelState,
+    state: step.ModelState,
     optimizer: Optimizer | None,
-    optimizer_state: OptimizerState,
+    optimizer_state: step.OptimizerState,
     device: TargetDevice | None = None,
 ) -> Captured:
     """``device``: where the step is to run; by default where its tensors are. Raises PolicyGraphError where the step is
@@ -305,19 +294,19 @@ def capture(
     plain, layouts = tracing.take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
     regions = BackwardRegions()
     followed: list[Any] = []
-    step = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions)
+    traced = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions)
     try:
-        gm = _trace(step.run, plain, regions, followed, device)
+        gm = _trace(traced.run, plain, regions, followed, device)
     except PolicyError:
         raise
     except Exception as error:
-        raise trace_failure(error) from error
+        raise step.trace_failure(error) from error
     inputs = _inputs(state, len(given), optimizer_state, layouts)
     finish(gm, inputs)
-    check_writes(gm.graph, plain, step.mutated, step.outgrown, state.buffers)
-    mutated = dict.fromkeys(inputs[position][1] for position in step.mutated)
-    unrepeated = (*step.substitution.changed, *(name for _, name in step.outgrown))
-    outputs, gradients = tuple(step.outputs), tuple(step.gradients)
+    step.check_writes(gm.graph, plain, traced.mutated, traced.outgrown, state.buffers)
+    mutated = dict.fromkeys(inputs[position][1] for position in traced.mutated)
+    unrepeated = (*traced.substitution.changed, *(name for _, name in traced.outgrown))
+    outputs, gradients = tuple(traced.outputs), tuple(traced.gradients)
     return Captured(gm, outputs, gradients, tuple(mutated), unrepeated, tuple(followed))
 
 
@@ -381,7 +370,7 @@ def _kernels_of(device: TargetDevice | None) -> Iterator[AbstractContextManager[
         try:
             functional = stack.enter_context(absent_cuda(device.capability, attention))
         except ImportError as error:
-            raise problem(
+            raise step.problem(
                 UNKNOWN_DEVICE,
                 f"no step can be traced as on `{device.kind}` here: {error}",
                 help="trace it on a machine with a GPU",
@@ -390,7 +379,7 @@ def _kernels_of(device: TargetDevice | None) -> Iterator[AbstractContextManager[
 
 
 def _inputs(
-    state: ModelState, given: int, optimizer_state: OptimizerState, layouts: Sequence[tracing.SubclassLayout]
+    state: step.ModelState, given: int, optimizer_state: step.OptimizerState, layouts: Sequence[tracing.SubclassLayout]
 ) -> list[GraphInput]:
     """One for every plain tensor; the parts of a tensor share its name."""
     whole: list[GraphInput] = [
@@ -411,14 +400,14 @@ class WholeStep:
     loss_fn: Callable[..., Tensor]
     leaves: list[Any]
     spec: Any
-    state: ModelState
+    state: step.ModelState
     optimizer: Optimizer | None
-    optimizer_state: OptimizerState
+    optimizer_state: step.OptimizerState
     layouts: list[tracing.SubclassLayout]
     """The layouts of parameters, buffers, the batch's tensors and the optimizer's."""
     regions: BackwardRegions
 
-    substitution: Substitution = field(init=False)
+    substitution: step.Substitution = field(init=False)
     outputs: list[tracing.SubclassLayout] = field(factory=list)
     gradients: list[str] = field(factory=list)
     mutated: list[int] = field(factory=list)
@@ -455,14 +444,14 @@ class WholeStep:
         batch = tracing.tree_unflatten(
             [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec
         )
-        with module_paths(self.model), substituted(self.model, self.state.tensors, own) as self.substitution:
+        with module_paths(self.model), step.substituted(self.model, self.state.tensors, own) as self.substitution:
             loss = self.loss_fn(self.model, *batch)
         parameters = dict(zip(self.state.parameters, own, strict=False))
         wanted = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
-        check_loss(loss, wanted)
+        step.check_loss(loss, wanted)
         gradients = self._gradients(loss, wanted)
         if not gradients:
-            raise no_gradient(wanted)
+            raise step.no_gradient(wanted)
         return loss, gradients
 
     def _gradients(self, loss: Tensor, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -482,7 +471,7 @@ class WholeStep:
         originals = self.state.parameters
         parameters = {id(original): new for original, new in zip(originals.values(), tensors, strict=False)}
         own = tensors[len(tensors) - len(self.optimizer_state.tensors) :]
-        with substituted_optimizer(optimizer, parameters, own), torch.no_grad():
+        with step.substituted_optimizer(optimizer, parameters, own), torch.no_grad():
             for name, original in originals.items():
                 parameters[id(original)].grad = gradients.get(name)
             # the class's step: a scheduler wraps the instance's to count real ones

@@ -225,7 +225,7 @@ def test_an_error_in_the_forward_while_it_is_traced(run):
 
 
 def test_a_call_that_goes_wrong_inside_policylang_says_so(run, monkeypatch):
-    monkeypatch.setattr("policylang.api.apply.read_state", None)
+    monkeypatch.setattr("policylang.tracing.step.read_state", None)
     outcome = run("snapshot", "untraceable")
     assert outcome.code == 1
     assert "in untraceable" in outcome.err

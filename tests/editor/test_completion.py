@@ -132,7 +132,7 @@ def test_there_are_places_of_every_kind() -> None:
 
 
 def test_the_next_word_is_among_those_that_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policylang.editor.completion.lets_above", lambda text, cursor: {})
+    monkeypatch.setattr("policylang.editor.word_offers.lets_above", lambda text, cursor: {})
     known: dict[tuple, set[str]] = {}
     missing = []
     for here, cursors, word, kind in PLACES:
@@ -162,7 +162,7 @@ def is_read(text: str) -> bool:
 
 
 def test_whatever_is_offered_is_read_where_it_is_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("policylang.editor.completion.lets_above", lambda text, cursor: {})
+    monkeypatch.setattr("policylang.editor.word_offers.lets_above", lambda text, cursor: {})
     here = state("", FACTS)
     wrong = []
     for cursor, before in distinct():

@@ -13,14 +13,14 @@ import policylang
 from policylang.commands.cli import main
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
-from policylang.profiling import profiler
+from policylang.profiling import trials
 from tests.profiling.test_measurement import FakeMachine
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
     fake = FakeMachine()
-    monkeypatch.setattr(profiler, "DeviceClock", lambda device: fake)
+    monkeypatch.setattr(trials, "DeviceClock", lambda device: fake)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return fake
 

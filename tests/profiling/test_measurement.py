@@ -12,7 +12,7 @@ import policylang
 from policylang.api import profile_device as api
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network
 from policylang.language.devices.reading import read_device, read_table
-from policylang.profiling import profiler
+from policylang.profiling import trials
 from policylang.profiling.profiler import MIB, MeasuredGroup, Profiled, in_a_table, number, profiled, ring, table_text
 from policylang.profiling.trials import (
     ATTENTION,
@@ -194,7 +194,7 @@ def test_progress_says_what_comes_next() -> None:
 
 def test_a_machine_that_refuses_everything_has_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = dict.fromkeys(("float32", "bfloat16", "float16", "float64", "stream", "overhead"), "no kernel")
-    monkeypatch.setattr(profiler, "DeviceClock", lambda device: FakeMachine(refuses=everything))
+    monkeypatch.setattr(trials, "DeviceClock", lambda device: FakeMachine(refuses=everything))
     with pytest.raises(policylang.PolicyError, match="nothing could be timed on `cpu`") as failed:
         policylang.profile_device(tmp_path / "our-machine.toml", device="cpu")
     assert failed.value.diagnostics[0].code == api.NO_FIGURES

@@ -32,23 +32,13 @@ from attrs import evolve
 from torch import fx, nn
 from torch.fx.node import map_arg
 
-from policylang.backends import caching, refusals
+from policylang.backends import caching, records, refusals
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.session import Session, innermost, session_behind
 from policylang.backends.finalize import HookPath
 from policylang.backends.fsdp_weights import weights_among, weights_of_blocks
 from policylang.backends.joint import JointPartitioner, partitions
 from policylang.backends.path import apply_policy
-from policylang.backends.records import (
-    AppliedPlan,
-    CompiledGraph,
-    Findings,
-    GraphUse,
-    described,
-    findings_of,
-    of_backend,
-    of_model,
-)
 from policylang.backends.runtime import PREFIX
 from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.inductor import Inner, KeyedPartitioner, KeyedPass
@@ -140,7 +130,7 @@ class PolicyPartitioner(KeyedPartitioner):
         self.agree = agree
         self._partitioner = JointPartitioner(policy, root=root)
         self._key = caching.policy_key(policy, root=root)
-        self.findings: list[Findings] = []
+        self.findings: list[records.Findings] = []
         """The findings on each graph that it split in this process, in order."""
         self._known: dict[int, AgreedAccounts] = {}
         """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
@@ -164,7 +154,7 @@ class PolicyPartitioner(KeyedPartitioner):
             if not compilers.dynamo_graphs():
                 raise
             raise compilers.through_dynamo(error, sys._getframe()) from None
-        self.findings.extend(findings_of(each.applied) for each in done)
+        self.findings.extend(records.findings_of(each.applied) for each in done)
         return halves
 
     def uuid(self) -> str:
@@ -184,7 +174,7 @@ class PolicyPartitioner(KeyedPartitioner):
         return self
 
 
-def of_compiled(subject: Any) -> Sequence[Findings] | None:
+def of_compiled(subject: Any) -> Sequence[records.Findings] | None:
     """The findings by graph and module that runs it, in order of compilation; None where it is not compiled by us."""
     if isinstance(subject, PolicyPartitioner):
         return tuple(subject.findings)
@@ -192,16 +182,16 @@ def of_compiled(subject: Any) -> Sequence[Findings] | None:
     return None if uses is None else _findings(uses)
 
 
-def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
+def of_checkpoints(subject: Any) -> Sequence[records.Findings] | None:
     """The findings by block and kind of call, in the order of the blocks; then by graph compiled in checkpoints or
     around them, and module that runs it. None without a checkpoint of ours."""
     sessions = sessions_of(subject)
     if not sessions:
         return None
-    found: list[Findings] = []
+    found: list[records.Findings] = []
     for region in (region for session in sessions for region in session.regions.values()):
         for kept in region.kept.values():
-            each = findings_of(AppliedPlan("eager", kept.instructions.plan, kept.audit))
+            each = records.findings_of(records.AppliedPlan("eager", kept.instructions.plan, kept.audit))
             found.append(evolve(each, report=evolve(each.report, label=region.root)))
     compiled = [session for session in sessions if session.compiled]
     if not compiled:
@@ -210,11 +200,11 @@ def of_checkpoints(subject: Any) -> Sequence[Findings] | None:
     modules = [subject] if isinstance(subject, nn.Module) else [block for each in compiled for block in each.regions]
     uses = [use for module in modules for use in graph_uses_of(module) or ()]
     if not uses:
-        uses = [GraphUse(graph) for session in compiled for graph in session.graphs]
+        uses = [records.GraphUse(graph) for session in compiled for graph in session.graphs]
     return [*found, *_findings(uses)]
 
 
-def _findings(uses: Iterable[GraphUse]) -> list[Findings]:
+def _findings(uses: Iterable[records.GraphUse]) -> list[records.Findings]:
     """The findings of a graph as often as modules run it: each of them keeps what the graph keeps. With what the
     generated code was read to do, which is known of the backward only once that has run."""
     return [
@@ -226,7 +216,10 @@ def _findings(uses: Iterable[GraphUse]) -> list[Findings]:
 
 
 def watched(
-    compiled: Callable[..., Any], graph: CompiledGraph, is_answered: Callable[[], bool], check: Callable[[], None]
+    compiled: Callable[..., Any],
+    graph: records.CompiledGraph,
+    is_answered: Callable[[], bool],
+    check: Callable[[], None],
 ) -> Callable[..., Any]:
     """``compiled``, with ``check`` called when the first backward through it starts, unless it ``is_answered`` by then;
     where no output leads to a backward, at the second call. By then every graph of the forward has been compiled: that
@@ -366,7 +359,7 @@ class PolicyBackend:
         self.agree = agree
         self._partitioner = JointPartitioner(policy, deferred=statement_errors.DEFERRED_CODES, root=root)
         self._key = caching.policy_key(policy, root=root)
-        self._graphs: list[CompiledGraph] = []
+        self._graphs: list[records.CompiledGraph] = []
         self._answered = True
         self._known: dict[tuple[int, bool], AgreedAccounts] = {}
         """By code, and whether gradients are computed through it, the graphs that ranks have agreed on."""
@@ -396,7 +389,7 @@ class PolicyBackend:
             raise compilers.through_dynamo(error, sys._getframe()) from None
 
     @property
-    def graphs(self) -> tuple[CompiledGraph, ...]:
+    def graphs(self) -> tuple[records.CompiledGraph, ...]:
         """The graphs compiled so far, in order."""
         return tuple(self._graphs)
 
@@ -439,7 +432,7 @@ class PolicyBackend:
         aside = weights_among(example_inputs, root) if block is None else weights_of_blocks(*block.numbered_blocks())
         if aside is not None:
             partitioner, key = evolve(partitioner, aside=aside), f"{key}:{digest_of([repr(aside)])}"
-        graph = described(gm, number=len(self._graphs), root=root)
+        graph = records.described(gm, number=len(self._graphs), root=root)
         trained = inductor.needs_gradients(gm, example_inputs)
         known = self._known.setdefault((compilers.code_being_compiled(), trained), [])
         topic = inductor.topic_of("compiling", "a graph", root)
@@ -534,21 +527,21 @@ def policy_around(gm: fx.GraphModule) -> Policy | None:
     return next((behind[0].policy for behind in found if behind is not None), None)
 
 
-def graph_uses_of(subject: object) -> tuple[GraphUse, ...] | None:
+def graph_uses_of(subject: object) -> tuple[records.GraphUse, ...] | None:
     """The graphs compiled for a model, a compiled model or function, or a backend, and the number of its modules that
     run each; None for anything else. A model's graphs are those that were called with one of its parameters, whatever
     was passed to ``torch.compile``; those of its last backend, if it was recompiled. If no graph was called with a
     parameter, a compiled model's are those of its backend, and so are a compiled function's."""
     if isinstance(subject, PolicyBackend):
-        return of_backend(subject.graphs)
+        return records.of_backend(subject.graphs)
     if isinstance(subject, fx.GraphModule):
         return None
     its_own = compilers.backend_of(subject)
     if not isinstance(subject, torch.nn.Module):
-        return of_backend(its_own.graphs) if isinstance(its_own, PolicyBackend) else None
+        return records.of_backend(its_own.graphs) if isinstance(its_own, PolicyBackend) else None
     if isinstance(its_own, PolicyBackend):
-        return of_model([its_own.graphs], subject) or of_backend(its_own.graphs)
-    return of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
+        return records.of_model([its_own.graphs], subject) or records.of_backend(its_own.graphs)
+    return records.of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
 
 
 def frames_left_of(subject: object, *, others: bool = False) -> tuple[FrameLeft, ...]:

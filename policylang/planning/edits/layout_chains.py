@@ -25,18 +25,7 @@ from itertools import pairwise
 from attrs import Factory, define, evolve, field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref
-from policylang.operators.layouts import (
-    SHARD,
-    Digit,
-    DigitLayout,
-    Lengths,
-    NoDigitsError,
-    contiguous,
-    is_contiguous,
-    permuted,
-    size_of,
-    viewed,
-)
+from policylang.operators import layouts
 from policylang.operators.moves import JOINS, PASSING, Cut, Join, Move, Pick, Split, move_of
 from policylang.operators.names import CLONE, GETITEM, PERMUTE, PRODUCTS, VIEW, WAIT
 from policylang.planning.graph_edit import Edit
@@ -88,32 +77,32 @@ Hop = int | Fan
 """A node, or the nodes of a fan."""
 
 
-def layout_after(facts: Facts, hop: Hop, value: DigitLayout) -> DigitLayout:
+def layout_after(facts: Facts, hop: Hop, value: layouts.DigitLayout) -> layouts.DigitLayout:
     """A layout after a hop. Raises :class:`NoDigitsError` with a phrase if it is no layout operator."""
     row = last_row(hop)
     shape, name = facts.shapes[row], facts.names[row]
     if shape is None or facts.strides[row] is None or (hop == row and len(facts.inputs[row]) != 1):
-        raise NoDigitsError(f"sizes not fixed: {name}")
+        raise layouts.NoDigitsError(f"sizes not fixed: {name}")
     if isinstance(hop, Fan):
         try:
             digits, piece = value.cut(hop.first.cut, hop.first.count, drops=hop.first.drops)
-        except NoDigitsError:
-            raise NoDigitsError(f"{name} cuts across shards") from None
+        except layouts.NoDigitsError:
+            raise layouts.NoDigitsError(f"{name} cuts across shards") from None
         found = hop.join.layout(piece, digits)
         if found.shape != shape:
-            raise NoDigitsError(f"{name} joins uneven pieces")
+            raise layouts.NoDigitsError(f"{name} joins uneven pieces")
         return found
     if facts.dtypes[row] != facts.dtypes[facts.inputs[row][0]]:
-        raise NoDigitsError(f"dtype changes: {name}")
+        raise layouts.NoDigitsError(f"dtype changes: {name}")
     move = move_in(facts, row)
     if move.keeps_part and value.shape != shape:
-        raise NoDigitsError(f"{name} keeps a part")
+        raise layouts.NoDigitsError(f"{name} keeps a part")
     try:
         found = move.layout(value)
-    except NoDigitsError as why:
-        raise NoDigitsError(f"{name} {str(why) or 'cuts across shards'}") from None
+    except layouts.NoDigitsError as why:
+        raise layouts.NoDigitsError(f"{name} {str(why) or 'cuts across shards'}") from None
     if found.shape != shape:
-        raise NoDigitsError(f"{name} is no layout operator")
+        raise layouts.NoDigitsError(f"{name} is no layout operator")
     return found
 
 
@@ -275,11 +264,13 @@ def phase(facts: Facts, row: int) -> int:
     return facts.phases[row]
 
 
-def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = False) -> list[tuple[int, Lengths]] | int:
+def relaid(
+    facts: Facts, row: int, stride: layouts.Lengths, *, dense_for_gaps: bool = False
+) -> list[tuple[int, layouts.Lengths]] | int:
     """The nodes after a value whose strides change with it, in graph order, and their new strides. Or a node that needs
     the value unchanged. With ``dense_for_gaps``, an operator that allocates its result may read a dense value in place
     of one with gaps between its rows: its result has the same strides."""
-    found: list[tuple[int, Lengths]] = []
+    found: list[tuple[int, layouts.Lengths]] = []
     pending = [] if stride == facts.strides[row] else [(row, stride)]
     while pending:
         at, now = heappop(pending)
@@ -297,10 +288,10 @@ def relaid(facts: Facts, row: int, stride: Lengths, *, dense_for_gaps: bool = Fa
     return sorted(found)
 
 
-def _only_gaps(facts: Facts, row: int, stride: Lengths) -> bool:
+def _only_gaps(facts: Facts, row: int, stride: layouts.Lengths) -> bool:
     """True if a value is dense with these strides and before had gaps between its rows, in the same order."""
     shape, before = facts.shapes[row], facts.strides[row]
-    if shape is None or before is None or not is_contiguous(shape, stride):
+    if shape is None or before is None or not layouts.is_contiguous(shape, stride):
         return False
     lengths = [(step, length) for step, length in zip(before, shape, strict=True) if length != 1]
     return all(outer >= inner * length for (outer, _), (inner, length) in pairwise(lengths))
@@ -311,7 +302,7 @@ def _makes_its_own(facts: Facts, row: int) -> bool:
     return facts.ops[row] == "call_function" and not facts.flags[row] & ours and facts.targets[row] != GETITEM
 
 
-def _after(facts: Facts, row: int, source: int, stride: Lengths) -> Lengths | None:
+def _after(facts: Facts, row: int, source: int, stride: layouts.Lengths) -> layouts.Lengths | None:
     """The strides of a layout operator's result for an input with these; None if it cannot read that."""
     shape = facts.shapes[source]
     if facts.flags[row] & (Flag.WRITES | Flag.EFFECTFUL) or facts.inputs[row] != (source,):
@@ -325,40 +316,44 @@ def _after(facts: Facts, row: int, source: int, stride: Lengths) -> Lengths | No
 class LayoutStep:
     target: str
     argument: tuple[int, ...] | str | None
-    shape: Lengths
-    stride: Lengths
+    shape: layouts.Lengths
+    stride: layouts.Lengths
 
 
 @define
 class LayoutSteps:
     """A chain of layout operators, without those that change nothing."""
 
-    shape: Lengths
-    stride: Lengths = field(default=Factory(lambda it: contiguous(it.shape), takes_self=True))
+    shape: layouts.Lengths
+    stride: layouts.Lengths = field(default=Factory(lambda it: layouts.contiguous(it.shape), takes_self=True))
     steps: list[LayoutStep] = field(factory=list)
 
     @property
     def copies(self) -> int:
         return sum(step.target == CLONE for step in self.steps)
 
-    def view(self, shape: Lengths) -> None:
+    def view(self, shape: layouts.Lengths) -> None:
         if shape != self.shape:
-            stride = viewed(self.shape, self.stride, shape)
+            stride = layouts.viewed(self.shape, self.stride, shape)
             assert stride is not None, "a copy was made where there is no view"
             self._add(VIEW, shape, shape, stride)
 
     def permute(self, dims: Sequence[int]) -> None:
-        self._add(PERMUTE, tuple(dims), permuted(self.shape, dims), permuted(self.stride, dims))
+        self._add(PERMUTE, tuple(dims), layouts.permuted(self.shape, dims), layouts.permuted(self.stride, dims))
 
     def copy(self) -> None:
-        self._add(CLONE, "contiguous_format", self.shape, contiguous(self.shape))
+        self._add(CLONE, "contiguous_format", self.shape, layouts.contiguous(self.shape))
 
-    def _add(self, target: str, argument: tuple[int, ...] | str, shape: Lengths, stride: Lengths) -> None:
+    def _add(
+        self, target: str, argument: tuple[int, ...] | str, shape: layouts.Lengths, stride: layouts.Lengths
+    ) -> None:
         self.steps.append(LayoutStep(target, argument, shape, stride))
         self.shape, self.stride = shape, stride
 
 
-def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copied: bool = False) -> LayoutSteps:
+def steps_to(
+    wanted: layouts.DigitLayout, order: Sequence[int], start: layouts.Lengths, *, copied: bool = False
+) -> LayoutSteps:
     """The operators from gathered shards to a layout.
 
     Args:
@@ -374,28 +369,28 @@ def steps_to(wanted: DigitLayout, order: Sequence[int], start: Lengths, *, copie
     if moved != sorted(moved):
         found.view(tuple(size for _, size in position))
         found.permute(moved)
-        if copied or viewed(found.shape, found.stride, wanted.shape) is None:
+        if copied or layouts.viewed(found.shape, found.stride, wanted.shape) is None:
             found.copy()
     found.view(wanted.shape)
     return found
 
 
-def _runs(wanted: DigitLayout, order: Sequence[int]) -> list[tuple[tuple[int, int], int]]:
+def _runs(wanted: layouts.DigitLayout, order: Sequence[int]) -> list[tuple[tuple[int, int], int]]:
     """The runs of digits that are adjacent in the gathered shards and in one dimension of the layout, in the layout's
     order: the place of each in the gathered shards, slow ones first, and its size."""
-    places = {**{origin: place for place, origin in enumerate(order)}, SHARD: len(order)}
+    places = {**{origin: place for place, origin in enumerate(order)}, layouts.SHARD: len(order)}
     gathered = sorted(wanted.flat, key=lambda digit: (places[digit.origin], -digit.weight))
     following = dict(pairwise(gathered))
-    runs: list[list[Digit]] = []
+    runs: list[list[layouts.Digit]] = []
     for digits in wanted.dims:
-        previous: Digit | None = None
+        previous: layouts.Digit | None = None
         for digit in digits:
             if previous is not None and following.get(previous) == digit:
                 runs[-1].append(digit)
             else:
                 runs.append([digit])
             previous = digit
-    return [((places[run[0].origin], -run[0].weight), size_of(tuple(run))) for run in runs]
+    return [((places[run[0].origin], -run[0].weight), layouts.size_of(tuple(run))) for run in runs]
 
 
 def common_names(facts: Facts) -> list[str]:

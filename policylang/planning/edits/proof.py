@@ -21,17 +21,7 @@ from typing import Any
 from attrs import Factory, evolve, field, frozen, mutable
 
 from policylang.graph.facts import Facts, Ref
-from policylang.operators.layouts import (
-    SHARD,
-    Digit,
-    DigitLayout,
-    Digits,
-    NoDigitsError,
-    Tensor,
-    counted,
-    shard,
-    size_of,
-)
+from policylang.operators import layouts
 from policylang.operators.moves import Cut, Gather, GroupMove, Join, Move, MoveError, Part, Reduction, move_of
 from policylang.planning.edits.other_ranks import Grid
 from policylang.planning.graph_edit import FusedGroup, NewNode, Node, Proof
@@ -82,7 +72,7 @@ def group_argument(call: ChainCall) -> str | FusedGroup:
     return group
 
 
-RankValue = Tensor | tuple[Tensor, ...]
+RankValue = layouts.Tensor | tuple[layouts.Tensor, ...]
 RankGroups = Callable[[str | FusedGroup, int], tuple[int, ...]]
 """The ranks of the group in which a rank takes part, in group order."""
 
@@ -112,7 +102,7 @@ def run_on_ranks(
 
 def _together(call: ChainCall, values: Mapping[str, Mapping[int, Any]], groups: RankGroups) -> dict[int, RankValue]:
     shards, group = values[call.reads[0]], group_argument(call)
-    met: dict[tuple[int, ...], Sequence[Tensor]] = {}
+    met: dict[tuple[int, ...], Sequence[layouts.Tensor]] = {}
     found: dict[int, RankValue] = {}
     for rank in shards:
         if rank not in found:
@@ -140,7 +130,7 @@ def _apart(call: ChainCall, values: Mapping[str, Mapping[int, Any]], _: RankGrou
 def _values(call: ChainCall, move: Move, read: Any) -> Any:
     found = move.values(read)
     one = found[0] if isinstance(move, GroupMove) else found
-    if isinstance(one, Tensor) and one.shape != call.shape:
+    if isinstance(one, layouts.Tensor) and one.shape != call.shape:
         raise MoveError(f"returns {list(one.shape)}")
     return found
 
@@ -157,13 +147,13 @@ Factor = tuple[int, int, int]
 class Sizes:
     """Every value of both chains as the digits of its lengths, and their small sizes."""
 
-    values: dict[str, DigitLayout] = field(factory=dict)
+    values: dict[str, layouts.DigitLayout] = field(factory=dict)
     small: dict[Factor, int] = field(factory=dict)
-    cuts: list[tuple[DigitLayout, DigitLayout]] = field(factory=list)
+    cuts: list[tuple[layouts.DigitLayout, layouts.DigitLayout]] = field(factory=list)
     """Inputs and results of calls: a digit that is gone keeps its size."""
     weights: dict[int, list[int]] = field(factory=dict)
     """The bounds at which the digits of an origin are cut, ascending."""
-    joined: dict[int, tuple[Digits, ...]] = field(factory=dict)
+    joined: dict[int, tuple[layouts.Digits, ...]] = field(factory=dict)
     """By origin of a digit that counts joined values, the digits along which they are joined."""
     kept: dict[str, tuple[int, int]] = field(factory=dict)
     """By call that keeps one of joined values: the origin of their digit, and which value."""
@@ -173,10 +163,10 @@ class Sizes:
         for call in calls:
             try:
                 self.values[call.name] = self._after(call)
-            except (NoDigitsError, MoveError) as why:
+            except (layouts.NoDigitsError, MoveError) as why:
                 raise MoveError(f"`{call.name}` {str(why) or 'cuts across shards'}") from None
 
-    def _after(self, call: ChainCall) -> DigitLayout:
+    def _after(self, call: ChainCall) -> layouts.DigitLayout:
         """The layout of a call's result."""
         move, read = call.move, [self.values[name] for name in call.reads]
         before = read[0]
@@ -185,30 +175,30 @@ class Sizes:
         if isinstance(move, Cut) and (digits := before.dims[move.dim]) and digits[0].origin in self.joined:
             return self._keep(call.name, move, before)
         count = move.ranks if isinstance(move, Gather) else len(read)
-        after = move.layout(before, counted(len(self.values), count))
+        after = move.layout(before, layouts.counted(len(self.values), count))
         self.cuts.append((before, after))
         return after
 
-    def _join(self, move: Join, read: Sequence[DigitLayout]) -> DigitLayout:
+    def _join(self, move: Join, read: Sequence[layouts.DigitLayout]) -> layouts.DigitLayout:
         """Join different values; other lengths beside the joined dimension differ when they are run."""
         if move.stacked or any(len(each.dims) != len(read[0].dims) for each in read):
             raise MoveError("joins tensors of different shapes")
         dims, origin = list(read[0].dims), len(self.values)
         self.joined[origin] = tuple(each.dims[move.dim] for each in read)
-        dims[move.dim] = (Digit(origin, 1, sum(map(size_of, self.joined[origin]))),)
-        return DigitLayout(tuple(dims))
+        dims[move.dim] = (layouts.Digit(origin, 1, sum(map(layouts.size_of, self.joined[origin]))),)
+        return layouts.DigitLayout(tuple(dims))
 
-    def _keep(self, name: str, move: Cut, before: DigitLayout) -> DigitLayout:
+    def _keep(self, name: str, move: Cut, before: layouts.DigitLayout) -> layouts.DigitLayout:
         """Slice one of joined values."""
         dims = list(before.dims)
         (digit, *others), start = dims[move.dim], 0
         parts = self.joined[digit.origin]
         first, last = (0, 0) if others or move.step != 1 or move.drops else move.bounds(digit.size)
         for place, part in enumerate(parts):
-            if (start, start + size_of(part)) == (first, last):
+            if (start, start + layouts.size_of(part)) == (first, last):
                 self.kept[name], dims[move.dim] = (digit.origin, place), part
-                return DigitLayout(tuple(dims))
-            start += size_of(part)
+                return layouts.DigitLayout(tuple(dims))
+            start += layouts.size_of(part)
         raise MoveError(ACROSS_JOINED)
 
     def shrink(self) -> None:
@@ -230,11 +220,11 @@ class Sizes:
                     raise MoveError(f"{high} is cut into parts of {low}")
                 if origin in self.joined:  # its parts are earlier values
                     parts = self.joined[origin]
-                    if factor in fixed or size != sum(map(size_of, parts)):
+                    if factor in fixed or size != sum(map(layouts.size_of, parts)):
                         raise MoveError(ACROSS_JOINED)
                     self.small[factor] = sum(map(self._small, parts))
                 elif factor not in self.small:
-                    free = origin <= SHARD and factor not in fixed
+                    free = origin <= layouts.SHARD and factor not in fixed
                     self.small[factor] = min(size, SMALL[count % len(SMALL)]) if free else size
                     count += self.small[factor] != size
 
@@ -251,10 +241,10 @@ class Sizes:
         move = call.move.small(self.values[call.reads[0]], shape)
         return evolve(call, move=move, shape=None if call.shape is None else shape)
 
-    def _small(self, digits: Digits) -> int:
+    def _small(self, digits: layouts.Digits) -> int:
         return prod(map(self.small.__getitem__, self._factors(digits)))
 
-    def _factors(self, digits: Digits) -> list[Factor]:
+    def _factors(self, digits: layouts.Digits) -> list[Factor]:
         """Slow to fast."""
         found = []
         for digit in digits:
@@ -329,10 +319,12 @@ class Prover:
 def _prove(claimed: Equivalence) -> Proof | str:
     old, new, ranks = claimed.old, claimed.new, claimed.grid.ranks
     sizes = Sizes()
-    of_shape: dict[tuple[int, ...], DigitLayout] = {}  # those of one shape are made small alike: they may be joined
+    of_shape: dict[
+        tuple[int, ...], layouts.DigitLayout
+    ] = {}  # those of one shape are made small alike: they may be joined
     for name, shape in claimed.sources:
         if shape not in of_shape:
-            of_shape[shape] = shard(shape, SHARD - len(sizes.values))
+            of_shape[shape] = layouts.shard(shape, layouts.SHARD - len(sizes.values))
         sizes.values[name] = of_shape[shape]
     try:
         sizes.run(old)
@@ -374,12 +366,12 @@ def _prove(claimed: Equivalence) -> Proof | str:
 
 def _labelled(
     small: Mapping[str, tuple[int, ...]], ranks: Sequence[int], *, alike: bool, sums: bool
-) -> dict[str, dict[int, Tensor]]:
+) -> dict[str, dict[int, layouts.Tensor]]:
     """The sources of each rank, with labels as elements: the same on all ranks if ``alike``; for ``sums``, such that a
     sum identifies its summands, by separate binary digits for each rank; else labels that nothing else has."""
     count = sum(map(prod, small.values()))
     width = (count * len(ranks)).bit_length() + 1
-    found: dict[str, dict[int, Tensor]] = {name: {} for name in small}
+    found: dict[str, dict[int, layouts.Tensor]] = {name: {} for name in small}
     for place, rank in enumerate(ranks):
         if place and alike:
             for of_ranks in found.values():
@@ -391,7 +383,7 @@ def _labelled(
             labels = [index + 1 << place * width for index in range(count)]
         start = 0
         for name, shape in small.items():
-            found[name][rank] = Tensor.fresh(labels[start : start + prod(shape)], shape)
+            found[name][rank] = layouts.Tensor.fresh(labels[start : start + prod(shape)], shape)
             start += prod(shape)
     return found
 

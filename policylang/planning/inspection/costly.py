@@ -11,41 +11,11 @@ from attrs import evolve
 
 from policylang.graph.chains import Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, mask_of
+from policylang.language import diagnostics, syntax
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import (
-    Diagnostic,
-    Fix,
-    Span,
-    TextChange,
-    diagnose,
-    is_bundled,
-    is_error,
-    put_behind,
-    removed,
-    written,
-)
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.selectors import rebuild, tests_of, with_lets
 from policylang.language.shown import beside, counted, first_lines, format_quantity, listed, read_quantity
-from policylang.language.syntax import (
-    COMPARISONS,
-    Action,
-    And,
-    BlockSet,
-    Compare,
-    Everything,
-    InBlock,
-    Is,
-    Not,
-    Operator,
-    Or,
-    Policy,
-    Predicate,
-    Quantity,
-    Rule,
-    Selector,
-    Union,
-    Where,
-)
 from policylang.operators.names import is_all_gather
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import copies_of_rules
@@ -73,7 +43,7 @@ _MOST_LINES = 3
 
 def costly_rules(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
     """A warning for each line of a policy that costs memory or work and need not; none of a plan with errors."""
-    if plan.facts.kind not in (GraphKind.JOINT, GraphKind.FLAT) or any(map(is_error, plan.diagnostics)):
+    if plan.facts.kind not in (GraphKind.JOINT, GraphKind.FLAT) or any(map(diagnostics.is_error, plan.diagnostics)):
         return
     yield from _one_block(plan)
     yield from _several_blocks(plan, capabilities)
@@ -112,13 +82,19 @@ def _one_block(plan: Plan) -> Iterator[Diagnostic]:
         "the list that holds them",
         span,
         help=f"write `{text}` for {many:,} blocks",
-        fixes=[Fix(f"write `{text}`", (TextChange(Span(span.source, end, end), ".*"),))],
+        fixes=[
+            diagnostics.Fix(f"write `{text}`", (diagnostics.TextChange(diagnostics.Span(span.source, end, end), ".*"),))
+        ],
     )
 
 
 _CROSSING = "save everything in block where crosses block"
-_SAVE_CROSSING = Rule(
-    Action.SAVE, Where(InBlock(Everything(), BlockSet("any"), outside=False), Is("crosses block")), optional=True
+_SAVE_CROSSING = syntax.Rule(
+    syntax.Action.SAVE,
+    syntax.Where(
+        syntax.InBlock(syntax.Everything(), syntax.BlockSet("any"), outside=False), syntax.Is("crosses block")
+    ),
+    optional=True,
 )
 
 
@@ -140,7 +116,7 @@ def _several_blocks(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnost
     line = recomputed[-1][0] if recomputed else asked
     if line is None:
         return
-    at = _place(line, plan) + 1 if isinstance(line, Rule) else len(policy.rules)
+    at = _place(line, plan) + 1 if isinstance(line, syntax.Rule) else len(policy.rules)
     other = _planned(plan, capabilities, (*policy.rules[:at], _SAVE_CROSSING, *policy.rules[at:]))
     peak, lower = plan.peak.bytes, other.peak.bytes
     if peak - lower > _LOWER * peak:
@@ -151,7 +127,7 @@ def _several_blocks(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnost
             "blocks saved",
             line.span,
             help=f"write `{_CROSSING}` below it",
-            fixes=[put_behind(line.span, _CROSSING)],
+            fixes=[diagnostics.put_behind(line.span, _CROSSING)],
         )
 
 
@@ -161,7 +137,7 @@ def _undecided(plan: Plan, row: int) -> bool:
 
 
 _NO_VIEWS = "recompute everything where is view"
-_VIEWS = Rule(Action.RECOMPUTE, Where(Everything(), Is("is view")), optional=True)
+_VIEWS = syntax.Rule(syntax.Action.RECOMPUTE, syntax.Where(syntax.Everything(), syntax.Is("is view")), optional=True)
 
 
 def _frees_nothing(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
@@ -199,12 +175,12 @@ def _weighed(
     flops, freed = _gained(plan, without)
     if flops <= least or -freed >= _FREED * size:
         return
-    help, fixes = "remove the line", [removed(rule.span)]
+    help, fixes = "remove the line", [diagnostics.removed(rule.span)]
     more, gone = _gained(_planned(plan, capabilities, (*rules[: at + 1], _VIEWS, *rules[at + 1 :])), without)
     if -gone > _FREED * size and more < 2 * flops:
         amounts = f"{format_quantity(-gone, 'bytes')} for {format_quantity(more, 'flops')}"
         help = f"write `{_NO_VIEWS}` below it, and the two free {amounts}; or remove the line"
-        fixes = [put_behind(rule.span, _NO_VIEWS), *fixes]
+        fixes = [diagnostics.put_behind(rule.span, _NO_VIEWS), *fixes]
     keeps = (
         f"{plan.facts.names[row]} ({plan.facts.targets[row]}): {_kept_by(plan, row)}" for row in dict.fromkeys(views)
     )
@@ -230,7 +206,9 @@ def _kept_by(plan: Plan, row: int) -> str:
 
 
 _READ = "recompute everything where not feeds backward"
-_ONLY_READ = Rule(Action.RECOMPUTE, Where(Everything(), Not(Is("feeds backward"))), optional=True)
+_ONLY_READ = syntax.Rule(
+    syntax.Action.RECOMPUTE, syntax.Where(syntax.Everything(), syntax.Not(syntax.Is("feeds backward"))), optional=True
+)
 
 
 def _saves_more(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
@@ -257,7 +235,7 @@ def _saves_more(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
         f"and a step that recomputes nothing {format_quantity(whole.saved_bytes, 'bytes')}",
         rule.span,
         help=f"write `{_READ}` as the last rule, for {amounts}" if has_fix else "remove the line",
-        fixes=[*([put_behind(rules[-1].span, _READ)] if has_fix else ()), removed(rule.span)],
+        fixes=[*([diagnostics.put_behind(rules[-1].span, _READ)] if has_fix else ()), diagnostics.removed(rule.span)],
     )
 
 
@@ -302,18 +280,20 @@ def _communicates_twice(plan: Plan, capabilities: Capabilities, needs: BackwardC
             line.span,
             help=f"write `{text}` below it: the peak is {after} with it, {before} without",
             details=first_lines(tuple(each), _MOST_LINES),
-            fixes=[put_behind(line.span, text)],
+            fixes=[diagnostics.put_behind(line.span, text)],
         )
 
 
-def _saving(targets: Sequence[str]) -> tuple[str, Rule]:
+def _saving(targets: Sequence[str]) -> tuple[str, syntax.Rule]:
     """The rule that saves collectives by their operators, and its text."""
     words = [operator_name(target) for target in targets]
-    selector: Selector = Union(tuple(Operator(None, word, None) for word in words))
+    selector: syntax.Selector = syntax.Union(tuple(syntax.Operator(None, word, None) for word in words))
     if not any(map(is_all_gather, targets)):
-        return f"save {' or '.join(words)}", Rule(Action.SAVE, selector, optional=True)
-    others = Where(selector, Not(Is("from parameter")))
-    return f"save ({' or '.join(words)}) where not from parameter", Rule(Action.SAVE, others, optional=True)
+        return f"save {' or '.join(words)}", syntax.Rule(syntax.Action.SAVE, selector, optional=True)
+    others = syntax.Where(selector, syntax.Not(syntax.Is("from parameter")))
+    return f"save ({' or '.join(words)}) where not from parameter", syntax.Rule(
+        syntax.Action.SAVE, others, optional=True
+    )
 
 
 def _collectives(facts: Facts, needs: BackwardCost) -> list[int]:
@@ -323,9 +303,9 @@ def _collectives(facts: Facts, needs: BackwardCost) -> list[int]:
     return [row for row in rows if not of_parameters[row]]
 
 
-def _names(policy: Policy, rule: Rule, target: str) -> bool:
+def _names(policy: syntax.Policy, rule: syntax.Rule, target: str) -> bool:
     """True if a rule names an operator, by itself or by a name that stands for it."""
-    found = (each for each in with_lets(policy, rule.selector) if isinstance(each, Operator))
+    found = (each for each in with_lets(policy, rule.selector) if isinstance(each, syntax.Operator))
     return any(operator_matcher(each)(target) for each in found if each.text != "*")
 
 
@@ -339,19 +319,19 @@ def _exposed_copies(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnost
         if index is None or seconds <= _LOWER * step:
             continue
         rule = rules[index]
-        help, fixes = "save or recompute the values instead", [removed(rule.span)]
+        help, fixes = "save or recompute the values instead", [diagnostics.removed(rule.span)]
         for halvings in range(1, _HALVINGS + 1):
             budget = format_quantity(moved / 2**halvings, "bytes")
-            limit = Quantity(read_quantity(*budget.split())[0], "bytes")
+            limit = syntax.Quantity(read_quantity(*budget.split())[0], "bytes")
             other = _planned(plan, capabilities, (*rules[:index], evolve(rule, budget=limit), *rules[index + 1 :]))
             whole = 0.0 if other.step_time is None else other.step_time.step
             left = copies_of_rules(other).get(index)
             if left is None or (left.exposed or 0.0) <= _LOWER * whole:
-                end = rule.tail or Span(rule.span.source, rule.span.end, rule.span.end)
+                end = rule.tail or diagnostics.Span(rule.span.source, rule.span.end, rule.span.end)
                 text = f"{'' if rule.tail else ' '}up to {budget} per rank"
                 step_text = format_quantity(whole, "seconds")
                 help = f"write `{text.strip()}` for a step of {step_text}: the last values then stay on the device"
-                fixes = [Fix(f"write `{text.strip()}`", (TextChange(end, text),)), *fixes]
+                fixes = [diagnostics.Fix(f"write `{text.strip()}`", (diagnostics.TextChange(end, text),)), *fixes]
                 break
         yield diagnose(
             EXPOSED_COPIES,
@@ -378,7 +358,7 @@ def _no_worth(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> It
     needed = mask_of((facts.owners[row] for row in needs.all), len(facts))
     for at, outcome in enumerate(plan.rules):
         rule, rows = outcome.rule, [row for row in outcome.decided if needed[row]]
-        if not rows or rule.optional or rule.override or is_bundled(rule.span.source.name):
+        if not rows or rule.optional or rule.override or diagnostics.is_bundled(rule.span.source.name):
             continue
         size = sum(facts.bytes[each] for row in rows for each in _with_memory(facts, row))
         if size >= memory or sum(facts.flops[row] for row in rows) >= work:
@@ -405,7 +385,7 @@ def _no_worth(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> It
             f"memory and work by less than {_WORTH:.2%}",
             rule.span,
             help="remove the line",
-            fixes=[removed(rule.span)],
+            fixes=[diagnostics.removed(rule.span)],
         )
 
 
@@ -422,7 +402,9 @@ _GRADUAL = ("bytes", "numel", "flops", "time", "time_per_gib")
 def _near_values(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> Iterator[Diagnostic]:
     """The thresholds between values that are nearly alike, and of which some are decided otherwise for it."""
     facts, policy = plan.facts, plan.policy
-    tests = {id(each): each for rule in policy.rules for each in tests_of(policy, rule) if isinstance(each, Compare)}
+    tests = {
+        id(each): each for rule in policy.rules for each in tests_of(policy, rule) if isinstance(each, syntax.Compare)
+    }
     asked = [each for each in tests.values() if each.quantity in _GRADUAL and each.op not in ("==", "!=")]
     prices = None if plan.times is None else OperatorPrices(facts, plan.times)
     rows = [row for row in needs.all if facts.storage_roots[row] == row == facts.owners[row]]
@@ -430,7 +412,7 @@ def _near_values(plan: Plan, capabilities: Capabilities, needs: BackwardCost) ->
         limit, amount = test.value.value, amount_of(test, facts, prices)
         amounts = {row: found for row in rows if (found := amount(row))}
         near = [row for row, found in amounts.items() if abs(found - limit) <= _NEAR * limit]
-        if len({COMPARISONS[test.op](amounts[row], limit) for row in near}) < 2:
+        if len({syntax.COMPARISONS[test.op](amounts[row], limit) for row in near}) < 2:
             continue
         sides = []
         for moved in (limit * (1 - 2 * _NEAR), limit * (1 + 2 * _NEAR)):
@@ -440,7 +422,7 @@ def _near_values(plan: Plan, capabilities: Capabilities, needs: BackwardCost) ->
             yield _near(plan, test, sides, amounts)
 
 
-def _near(plan: Plan, test: Compare, sides: Sequence[Sequence[int]], amounts: Mapping[int, float]) -> Diagnostic:
+def _near(plan: Plan, test: syntax.Compare, sides: Sequence[Sequence[int]], amounts: Mapping[int, float]) -> Diagnostic:
     limit, dimension, facts = test.value.value, test.value.dimension, plan.facts
     rows = sorted((row for side in sides for row in side), key=lambda row: amounts[row])
     named: dict[tuple[float, str], list[int]] = {}
@@ -461,7 +443,7 @@ def _near(plan: Plan, test: Compare, sides: Sequence[Sequence[int]], amounts: Ma
         test.span,
         help=f"write `{texts[0]}` or `{texts[1]}`, which no value is near",
         details=first_lines(details, 2 * _MOST_LINES),
-        fixes=written(test.value.span, texts, is_choice=True),
+        fixes=diagnostics.written(test.value.span, texts, is_choice=True),
     )
 
 
@@ -473,20 +455,20 @@ def _gap(limit: float, amounts: Iterable[float], *, up: bool) -> float:
     return found
 
 
-def _with_limit(policy: Policy, test: Compare, limit: float) -> Policy:
+def _with_limit(policy: syntax.Policy, test: syntax.Compare, limit: float) -> syntax.Policy:
     """The policy with another limit in one of its tests."""
 
-    def predicate(old: Predicate) -> Predicate:
+    def predicate(old: syntax.Predicate) -> syntax.Predicate:
         match old:
-            case And() | Or():
+            case syntax.And() | syntax.Or():
                 return evolve(old, parts=tuple(map(predicate, old.parts)))
-            case Not():
-                return Not(predicate(old.predicate))
+            case syntax.Not():
+                return syntax.Not(predicate(old.predicate))
             case _:
                 return evolve(test, value=evolve(test.value, value=limit)) if old is test else old
 
-    def change(old: Selector) -> Selector:
-        return evolve(old, predicate=predicate(old.predicate)) if isinstance(old, Where) else old
+    def change(old: syntax.Selector) -> syntax.Selector:
+        return evolve(old, predicate=predicate(old.predicate)) if isinstance(old, syntax.Where) else old
 
     lets = {name: evolve(each, selector=rebuild(each.selector, change)) for name, each in policy.lets.items()}
     rules = tuple(evolve(each, selector=rebuild(each.selector, change)) for each in policy.rules)
@@ -516,7 +498,11 @@ def _source_saved(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -
             continue
         words, at = dict.fromkeys(map(operator_name, targets)), _place(rule, plan) + 1
         text = f"recompute {' or '.join(words)}"
-        without = Rule(Action.RECOMPUTE, Union(tuple(Operator(None, word, None) for word in words)), optional=True)
+        without = syntax.Rule(
+            syntax.Action.RECOMPUTE,
+            syntax.Union(tuple(syntax.Operator(None, word, None) for word in words)),
+            optional=True,
+        )
         other = _planned(plan, capabilities, (*policy.rules[:at], without, *policy.rules[at:]))
         theirs = saved_and_recomputed(other, as_counted(other.decisions))
         freed, flops = needs.saved_bytes - theirs.saved_bytes, theirs.recomputed_flops - needs.recomputed_flops
@@ -539,7 +525,7 @@ def _source_saved(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -
             help=f"write `{text}` below it: it frees {format_quantity(freed, 'bytes')} and recomputes "
             f"{counted(more, 'operator')}{'' if times is None else f' ({takes} on {times.device.name})'}",
             details=first_lines(tuple(each), _MOST_LINES),
-            fixes=[put_behind(rule.span, text)],
+            fixes=[diagnostics.put_behind(rule.span, text)],
         )
 
 
@@ -565,13 +551,13 @@ def _differ(one: Plan, other: Plan, row: int) -> bool:
     return a is not None and b is not None and a.outcome != b.outcome
 
 
-def _place(rule: Rule, plan: Plan) -> int:
+def _place(rule: syntax.Rule, plan: Plan) -> int:
     """Compared by identity: two rules may be equal."""
     return next(place for place, each in enumerate(plan.policy.rules) if each is rule)
 
 
-def _planned(plan: Plan, capabilities: Capabilities, rules: tuple[Rule, ...]) -> Plan:
-    policy: Policy = evolve(plan.policy, rules=rules, expectations=())
+def _planned(plan: Plan, capabilities: Capabilities, rules: tuple[syntax.Rule, ...]) -> Plan:
+    policy: syntax.Policy = evolve(plan.policy, rules=rules, expectations=())
     return make_plan(policy, plan.before, capabilities, device=_device(plan))
 
 

@@ -13,19 +13,10 @@ from attrs import evolve
 
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts, Flag, Schedule, StepKind
+from policylang.language import diagnostics
 from policylang.language.cancellation import check_cancelled
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import (
-    Diagnostic,
-    Fix,
-    Related,
-    Span,
-    diagnose,
-    prefixed,
-    put_before,
-    removed,
-    written,
-)
+from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.globs import PathGlob
 from policylang.language.shown import counted, first_lines, format_quantity, listed
 from policylang.language.syntax import Bucket, Delay, KeepOrder, NarrowForm, Overlap, Policy, Prefetch, Scheduling
@@ -118,7 +109,7 @@ class OrderErrors:
         selections = self._selections.selections(facts)
         inside = Counter(facts.targets[row] for row in range(len(facts)) if _runs_a_graph(facts, row))
         optional = f"if that is intended, write `optional {text}`"
-        fix = prefixed(statement.span, "optional")
+        fix = diagnostics.prefixed(statement.span, "optional")
         if inside:
             calls = listed([f"{name} ({count})" for name, count in sorted(inside.items())], _MOST_LINES)
             return diagnose(
@@ -216,7 +207,7 @@ class OrderErrors:
                     f"of this graph has more than {most:,}",
                     statement.span,
                     help=f"count fewer, or write `optional {statement.span.one_line}`",
-                    fixes=[prefixed(statement.span, "optional")],
+                    fixes=[diagnostics.prefixed(statement.span, "optional")],
                 )
             )
         elif len(left) == len(selected.taken) and not opposed:
@@ -262,9 +253,9 @@ class OrderErrors:
         glob = "layers.*" if named is None else named.glob
         globs = no_match.numbered_globs(glob, self._traced)
         if named is None:
-            fixes = tuple(put_before(statement.span, f"blocks {each}") for each in globs)
+            fixes = tuple(diagnostics.put_before(statement.span, f"blocks {each}") for each in globs)
         else:
-            fixes = written(no_match.glob_span(named.glob, named.span), globs, near=True)
+            fixes = diagnostics.written(no_match.glob_span(named.glob, named.span), globs, near=True)
         self.found.append(
             diagnose(
                 NO_BLOCKS,
@@ -283,8 +274,10 @@ class OrderErrors:
             f"`{statement.span.one_line}` moves nothing: other lines override it for {which} it selects",
             statement.span,
             help="remove it, or let its selector pick others as well",
-            fixes=[removed(statement.span)],
-            related=tuple(Related(f"`{line.span.one_line}` moves {count}", line.span) for line, count in lines),
+            fixes=[diagnostics.removed(statement.span)],
+            related=tuple(
+                diagnostics.Related(f"`{line.span.one_line}` moves {count}", line.span) for line, count in lines
+            ),
         )
 
 
@@ -296,7 +289,9 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
     each_refused = first_lines([f"{' → '.join(each.collectives)}: {each.reason}" for each in refused], _MOST_LINES)
     if not refused:
         message = f"`{text}` finds nothing to join in this graph"
-        return diagnose(NOTHING_TO_REWRITE, message, span, help=optional, fixes=[prefixed(statement.span, "optional")])
+        return diagnose(
+            NOTHING_TO_REWRITE, message, span, help=optional, fixes=[diagnostics.prefixed(statement.span, "optional")]
+        )
     if not reasons.isdisjoint(LIMITED) and statement.size is not None:
         rows = [facts.index.get(each.collectives[0]) for each in refused]  # None for one that an earlier line has made
         larger = (max(facts.bytes[each] for each in (row, *facts.inputs[row])) for row in rows if row is not None)
@@ -326,7 +321,7 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
             f"`{text}` joins nothing: no two of its {count}{within} are of one kind, dtype and process group",
             span,
             help=optional,
-            fixes=[prefixed(statement.span, "optional")],
+            fixes=[diagnostics.prefixed(statement.span, "optional")],
             details=first_lines([f"{kind}: {number:,}" for kind, number in kinds.items()], _MOST_LINES),
         )
     return all_refused(statement, refused)
@@ -340,7 +335,7 @@ def _nothing_moves(statement: Scheduling, left: dict[int, str], facts: Facts) ->
         f"`{statement.span.one_line}` moves none of {counted(len(rows), 'collective')}, {first}: {left[rows[0]]}",
         statement.span,
         help=f"leave it out, or write `optional {statement.span.one_line}`",
-        fixes=[removed(statement.span), prefixed(statement.span, "optional")],
+        fixes=[diagnostics.removed(statement.span), diagnostics.prefixed(statement.span, "optional")],
         details=first_lines([f"{facts.names[row]}: {left[row]}" for row in rows], _MOST_LINES),
     )
 
@@ -351,17 +346,17 @@ def _crossed(one: Bucket | Scheduling, other: Scheduling, why: str) -> Diagnosti
         f"`{one.span.one_line}` and `{other.span.one_line}` ask for opposite orders: {why}",
         one.span,
         help="take the collective out of one of them",
-        related=(Related(f"`{other.span.one_line}` is the other", other.span),),
+        related=(diagnostics.Related(f"`{other.span.one_line}` is the other", other.span),),
     )
 
 
-def _narrowed(statement: Bucket | Scheduling) -> tuple[Fix, ...]:
+def _narrowed(statement: Bucket | Scheduling) -> tuple[diagnostics.Fix, ...]:
     """The fix that leaves the collectives of a selector; a `per` behind it is the line's own."""
     span = statement.selector.span
     own = _PER.search(span.text) if isinstance(statement, Bucket) and statement.blocks is not None else None
     end = span.end if own is None else span.start + own.start()
     text = span.source.text[span.start : end]
-    return written(Span(span.source, span.start, end), [f"(({text}) and collective)"])
+    return diagnostics.written(diagnostics.Span(span.source, span.start, end), [f"(({text}) and collective)"])
 
 
 def _has_blocks(segments: Segments) -> bool:
