@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "apply": "policylang.api.apply",
     "backend": "policylang.api.compile",
-    "check": "policylang.api.check",
+    "check": "policylang.api.load",
     "checkpoint_model": "policylang.api.apply",
     "context_fn": "policylang.api.apply",
     "load": "policylang.api.load",

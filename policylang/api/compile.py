@@ -21,7 +21,7 @@ from policylang.backends.torch_compile.inductor import Inner
 from policylang.errors import PolicyError, PolicyMeaningError
 from policylang.graph import marks
 from policylang.language.syntax import Policy
-from policylang.planning.digest import policy_text
+from policylang.planning.plan import policy_text
 from policylang.torch_compat import compilers
 
 

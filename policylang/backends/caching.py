@@ -30,8 +30,8 @@ from policylang.graph import marks
 from policylang.language.diagnostics import CODES
 from policylang.language.syntax import Policy
 from policylang.operators.work import registered_formulas
-from policylang.planning.digest import digest_of, policy_text
-from policylang.torch_compat import compilers, distributed, partition
+from policylang.planning.plan import digest_of, policy_text
+from policylang.torch_compat import compilers, distributed, graphs
 
 _PACKAGE = "policylang"
 _ROOTS = ("api", "backends", "integrations")
@@ -145,7 +145,7 @@ def sidecar_key(key: str, graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
         if torch.is_autocast_enabled(device):
             words.append(f"autocast {device} {torch.get_autocast_dtype(device)}")
     words += compilers.settings_lines("inductor", compilers.inductor_settings())
-    words += compilers.settings_lines("functorch", partition.functorch_settings())
+    words += compilers.settings_lines("functorch", graphs.functorch_settings())
     return digest_of(words)
 
 

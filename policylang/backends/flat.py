@@ -37,7 +37,7 @@ from policylang.planning.order.rematerialised import RunNames
 from policylang.planning.plan import Plan
 from policylang.planning.refusals import UNSAFE
 from policylang.planning.value_outcome import recomputes
-from policylang.torch_compat import partition
+from policylang.torch_compat import graphs
 from policylang.torch_compat.graphs import OpOverload, schema_of
 from policylang.torch_compat.tracing import tree_leaves
 
@@ -56,7 +56,7 @@ def keep_state(node: fx.Node, drawn: str, kept: str) -> tuple[Drawing, fx.Node]:
     """Make a random operator keep the state it starts from; also return the node that now holds its result. The node
     stays where it is, under its name, and returns ``(state, result)``; two ``getitem`` follow, named ``drawn`` and
     ``kept``, which return the result and the state."""
-    save, _ = partition.random_state_operators()
+    save, _ = graphs.random_state_operators()
     graph = node.graph
     target, args, kwargs = node.target, node.args, dict(node.kwargs)
     value = node.meta.get("val")
@@ -187,7 +187,7 @@ class _Rematerializer:
                 self.graph, self.schedule, self.ran, values, self.facts.dtypes, hosts, lambda node: regions.get(node, 0)
             )
         self._mark_saved()
-        partition.recompile_when_called(self.gm)
+        graphs.recompile_when_called(self.gm)
 
     def _keep_random_states(self) -> None:
         facts = self.facts
@@ -225,7 +225,7 @@ class _Rematerializer:
         drawing = self.drawings.get(row)
         target, args, kwargs = node.target, node.args, node.kwargs
         if drawing:
-            target, args, kwargs = partition.random_state_operators()[1], drawing.args, drawing.kwargs
+            target, args, kwargs = graphs.random_state_operators()[1], drawing.args, drawing.kwargs
         if row in self.memory.statistics:
             left_out = self.memory.statistics[row]
             args = tuple(None if at in left_out else value for at, value in enumerate(args))

@@ -18,9 +18,8 @@ from policylang.operators.names import GETITEM
 from policylang.planning import refusals as planning_refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.decide import why_unsafe
-from policylang.planning.digest import policy_text
 from policylang.planning.liveness import SavedForBackward
-from policylang.planning.plan import Plan
+from policylang.planning.plan import Plan, policy_text
 from policylang.planning.value_outcome import saves
 from policylang.torch_compat.compilers import FrameLeft
 

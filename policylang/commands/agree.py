@@ -9,9 +9,16 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from policylang.commands.inputs import add_options, read_policy
+from policylang.commands.inputs import (
+    UsersCodeError,
+    add_options,
+    named_function,
+    need_torch,
+    read_policy,
+    show,
+    users_code,
+)
 from policylang.commands.output import Exit, UsageError, add_form, add_width, say, tell
-from policylang.commands.users_code import UsersCodeError, named_function, need_torch, show, users_code
 from policylang.errors import PolicyError
 from policylang.planning.capabilities import COMPARED
 

@@ -109,7 +109,7 @@ def _ended(options: argparse.Namespace) -> int:
     try:
         check_outputs(options)
         if modules := getattr(options, "imports", ()):
-            from policylang.commands.users_code import refused_imports
+            from policylang.commands.inputs import refused_imports
 
             form, findings = getattr(options, "output_format", "text"), options.command in ("check", "plan")
             if (refused := refused_imports(modules, form, findings=findings)) is not None:

@@ -9,9 +9,19 @@ from pathlib import Path
 from attrs import frozen
 
 from policylang.api.load import operators_at_hand, operators_in
-from policylang.commands.inputs import add_options, add_snapshot, print_snapshot, read_graph, refuse
+from policylang.commands.inputs import (
+    UsersCodeError,
+    add_options,
+    add_snapshot,
+    named_function,
+    need_torch,
+    print_snapshot,
+    read_graph,
+    refuse,
+    show,
+    users_code,
+)
 from policylang.commands.output import Exit, UsageError, doing, say, write_output
-from policylang.commands.users_code import UsersCodeError, named_function, need_torch, show, users_code
 from policylang.errors import PolicyError
 from policylang.graph.traced_device import attention_kernels
 from policylang.language.devices.profile import DeviceProfile

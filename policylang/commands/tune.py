@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from policylang.commands.inputs import add_options, read_graph, refuse, take_graph
+from policylang.commands.inputs import add_options, need_torch, read_graph, refuse, take_graph
 from policylang.commands.output import Exit, UsageError, add_form, say, status_line, tell, write_output
-from policylang.commands.users_code import need_torch
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.language.devices.reading import bundled_devices
 from policylang.report.diagnostics import render_json

@@ -10,10 +10,10 @@ from attrs import evolve, frozen
 from lsprotocol import types
 
 from policylang.editor import word_offers
-from policylang.editor.article import Article, with_code
 from policylang.editor.hover import meaning_at
 from policylang.editor.selectors import name_article
 from policylang.editor.state import GraphIndex, State, index_of
+from policylang.editor.statements import Article, with_code
 from policylang.editor.word_offers import Kind, WordOffer
 from policylang.language.cursor import Cursor, cursors_at
 from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX

@@ -12,8 +12,8 @@ from attrs import fields, frozen, has
 from lsprotocol import types
 
 from policylang.editor import selectors, statements
-from policylang.editor.article import Article, code, with_code
 from policylang.editor.state import GraphState, Positions, StaleHint, State
+from policylang.editor.statements import Article, code, with_code
 from policylang.language import syntax
 from policylang.language.diagnostics import Source, Span
 from policylang.language.lexer import Lexeme, comments, split, terminal_texts, words_of

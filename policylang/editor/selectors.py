@@ -6,9 +6,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 
-from policylang.editor.article import Article, code, with_code
 from policylang.editor.state import State
-from policylang.editor.statements import backward_counts, denoted, part_lines, picked, selections_of
+from policylang.editor.statements import (
+    Article,
+    backward_counts,
+    code,
+    denoted,
+    part_lines,
+    picked,
+    selections_of,
+    with_code,
+)
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
 from policylang.language import shown, syntax

@@ -97,7 +97,7 @@ PATHS = (
     PathEntry("eager", EAGER, "policylang.backends.eager.region:EagerPath", compared=True),
     PathEntry("joint", JOINT, "policylang.backends.joint:JointPath", (GraphKind.JOINT,), plans=True, compared=True),
     PathEntry("flat", FLAT, "policylang.backends.flat:FlatPath", (GraphKind.FLAT,), plans=True, compared=True),
-    PathEntry("half", HALF, "policylang.backends.half:HalfPath", (GraphKind.FORWARD, GraphKind.BACKWARD)),
+    PathEntry("half", HALF, "policylang.backends.joint:HalfPath", (GraphKind.FORWARD, GraphKind.BACKWARD)),
     PathEntry("hook", HOOK, "policylang.backends.finalize:HookPath", (GraphKind.JOINT,)),
 )
 PLANNED = tuple(path.name for path in PATHS)

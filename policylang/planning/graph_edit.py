@@ -13,6 +13,9 @@ from typing import Any
 
 from attrs import frozen
 
+from policylang.graph.facts import Facts, Flag
+from policylang.operators.names import GETITEM
+
 
 @frozen
 class Node:
@@ -202,3 +205,17 @@ class Edits:
 
 def _alike(value: object) -> object:
     return len(value.ranks) if isinstance(value, FusedGroup) else value
+
+
+def common_names(facts: Facts) -> list[str]:
+    """The names of all nodes as every rank has them. If each rank takes only its piece of a split, the piece is another
+    ``getitem`` on every rank. There may be other pieces that nobody reads."""
+    names, users, targets = list(facts.names), facts.users, facts.targets
+    for row, readers in enumerate(users):
+        if not facts.flags[row] & Flag.VIEW:
+            continue
+        pieces = [user for user in readers if targets[user] == GETITEM]
+        if len(readers) - sum(not users[piece] for piece in pieces) <= 1:
+            for piece in pieces:
+                names[piece] = f"a piece of {names[row]}"
+    return names

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, Flag, Schedule, StepKind
+from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.selectors import tests_of
 from policylang.language.shown import as_text
-from policylang.language.syntax import Policy, Rule, Scheduling
+from policylang.language.syntax import TIMES, Compare, Overlap, Policy, Rule, Scheduling, Statement
 from policylang.operators.names import WAITS
-from policylang.planning.graph_edit import Edits
+from policylang.planning.graph_edit import Edits, common_names
 from policylang.planning.schedule import (
     BLOCKS_AHEAD,
     Ahead,
@@ -25,7 +29,7 @@ from policylang.planning.schedule import (
 )
 from policylang.planning.value_outcome import Decision, Default, offloads
 
-if TYPE_CHECKING:  # an audit of plans imports no simulation
+if TYPE_CHECKING:
     from policylang.simulation.memory import Peak
     from policylang.simulation.node_times import NodeTimes
     from policylang.simulation.streams import StepTime
@@ -230,3 +234,70 @@ def schedule_of(facts: Facts, decisions: Sequence[Decision | None], ahead: Ahead
     decided = [(row, each) for row, each in enumerate(decisions) if each is not None and each.outcome.steps]
     again = (row for row, each in decided if StepKind.SECOND_RUN in each.outcome.steps)
     return build_schedule(facts, again, {row: each.form for row, each in decided if each.outcome.moves}, ahead)
+
+
+_CHUNK = 1 << 14
+NO_EDITS = Edits()
+
+
+def plan_digest(
+    policy: Policy,
+    facts: Facts,
+    decisions: Sequence[Decision | None],
+    edits: Edits = NO_EDITS,
+    device: DeviceProfile | None = None,
+    order: OrderPlan | None = None,
+) -> str:
+    """Hex SHA-256 over the policy's resolved text, the node names, the operators, the decisions and the edits, and over
+    the figures of a device that the policy decides by and does not name itself.
+
+    An edit contributes what all ranks share: names and sizes, not the ranks of its group. A refused edit contributes
+    nothing: it changes nothing, whatever the reason.
+    """
+    words: dict[int, str] = {}  # decisions are few shared objects, so each is spelled once
+    decided = (words.get(id(d)) or words.setdefault(id(d), _word(d)) for d in decisions)
+    columns = [[policy_text(policy)], common_names(facts), facts.targets, decided, edits.words()]
+    if order is not None:
+        columns.append(order.words())
+    return digest_of((*map(digest_of, columns), *deciding_device(policy, device)))
+
+
+def deciding_device(policy: Policy, device: DeviceProfile | None) -> tuple[str, ...]:
+    """The figures of a device that is not in the policy's text, where a rule or an order goes by them."""
+    if device is None or (policy.device is not None and policy.device.canonical == device.canonical):
+        return ()
+    timed = any(True for _ in timed_tests(policy, *policy.deciding))
+    decides = timed or any(isinstance(each, Overlap) for each in policy.scheduling)
+    return (device.canonical,) if decides else ()
+
+
+def timed_tests(policy: Policy, *statements: Statement) -> Iterator[Compare]:
+    for test in tests_of(policy, *statements):
+        if isinstance(test, Compare) and test.quantity in TIMES:
+            yield test
+
+
+def policy_text(policy: Policy) -> str:
+    """The canonical text; for a tree built by hand, which has none, its fields (spans take no part in a repr)."""
+    if policy.canonical:
+        return policy.canonical
+    device = policy.device and policy.device.canonical
+    statements = (policy.lets, policy.blocks, policy.rules, policy.undecided, policy.rewrites, policy.expectations)
+    later = filter(None, (policy.scheduling, policy.prefetch_offloaded, device))
+    return repr((*statements, *later))
+
+
+def _word(decision: Decision | None) -> str:
+    if decision is None:
+        return "-"
+    action = "auto" if decision.action is None else decision.action.name
+    form = "" if decision.form is None else f" as {decision.form.text}"
+    return f"{action}{form} {decision.rule} {decision.why.name}"
+
+
+def digest_of(words: Iterable[str]) -> str:
+    """Hex SHA-256 over some words. None of them holds a NUL, so that they cannot run together."""
+    digest, pending = hashlib.sha256(), iter(words)
+    while chunk := list(islice(pending, _CHUNK)):
+        digest.update("\0".join(chunk).encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()

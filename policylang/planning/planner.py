@@ -13,13 +13,12 @@ from policylang.planning import refusals, schedule
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions import decide, rule_warnings
 from policylang.planning.decisions.offloading import offload_diagnostics, prefetch_diagnostics, resolve_offloads
-from policylang.planning.digest import plan_digest
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edits
 from policylang.planning.expectations import check_expectations, incomplete_figures
 from policylang.planning.liveness import as_scheduled, with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
-from policylang.planning.plan import Plan, schedule_of
+from policylang.planning.plan import Plan, plan_digest, schedule_of
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
 from policylang.planning.value_outcome import KEPT, Default, by_rule, moves

@@ -40,9 +40,8 @@ from policylang.operators.names import STAND_INS, is_all_gather
 from policylang.planning import refusals
 from policylang.planning.capabilities import FSDP2_BLOCKS, WHOLE_MODEL
 from policylang.planning.decisions.rule_warnings import origins_asked
-from policylang.planning.digest import timed_tests
 from policylang.planning.order import statements
-from policylang.planning.plan import RuleOutcome
+from policylang.planning.plan import RuleOutcome, timed_tests
 from policylang.planning.schedule import AroundBlocks
 from policylang.planning.selection import no_match
 from policylang.planning.selection.selectors import Selections, column_of, operator_matcher, selections_for

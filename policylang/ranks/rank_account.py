@@ -27,9 +27,8 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.plain_data import OWN, from_plain, to_plain
 from policylang.language.syntax import Policy
 from policylang.operators.moves import MOVERS, GroupMove, movers_of
-from policylang.planning.digest import deciding_device, digest_of, policy_text
 from policylang.planning.edits.other_ranks import Proposal
-from policylang.planning.plan import Plan
+from policylang.planning.plan import Plan, deciding_device, digest_of, policy_text
 from policylang.planning.value_outcome import Decision, Why
 
 LONGEST = 1 << 20

@@ -14,7 +14,7 @@ from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import write_whole
 from policylang.language.layout import format_source
 from policylang.language.shown import UNITS, counted, format_quantity, logged, one_line, write_quantity
-from policylang.planning.digest import digest_of
+from policylang.planning.plan import digest_of
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
 
 

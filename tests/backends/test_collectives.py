@@ -12,7 +12,7 @@ from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 
 import policylang
-from policylang.backends.half import HalfPath
+from policylang.backends.joint import HalfPath
 from policylang.backends.rewriting import apply_edits
 from policylang.graph import marks
 from policylang.graph.collect import collect

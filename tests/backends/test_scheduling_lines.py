@@ -17,8 +17,7 @@ from policylang import trace_step
 from policylang.audit.report import Report
 from policylang.backends import copies as copy_operators
 from policylang.backends import records
-from policylang.backends.half import unanswered
-from policylang.backends.joint import partitions
+from policylang.backends.joint import partitions, unanswered
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import StepKind
 from policylang.language.plain_data import from_plain

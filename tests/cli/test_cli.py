@@ -39,7 +39,7 @@ def test_a_bug_in_policylang_says_so(policylang, monkeypatch):
     def broken(*paths, **options):
         raise ZeroDivisionError("the planets are not aligned")
 
-    monkeypatch.setattr("policylang.api.check.check", broken)
+    monkeypatch.setattr("policylang.api.load.check", broken)
     outcome = policylang("check", "any.apl")
     assert outcome.code == 101
     assert outcome.out == ""

@@ -267,6 +267,6 @@ def test_memory_that_runs_out_is_no_bug(policylang, monkeypatch, error):
     def broken(*paths, **options):
         raise error
 
-    monkeypatch.setattr("policylang.api.check.check", broken)
+    monkeypatch.setattr("policylang.api.load.check", broken)
     outcome = policylang("check", "any.apl")
     assert (outcome.code, outcome.err.splitlines()[0]) == (1, "policylang: memory ran out")

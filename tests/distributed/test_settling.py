@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import policylang
-from policylang.backends import half
+from policylang.backends import joint
 from policylang.errors import PolicyAuditError
 from tests.distributed.test_agreement import said
 from tests.support.meshed import WIDTH
@@ -72,7 +72,7 @@ def errors(rank: int) -> dict[str, str]:
     broken = PolicyAuditError(
         [policylang.language.diagnostics.diagnose("APL405", "it came out otherwise", help="none")]
     )
-    rewrite_graph = mock.Mock(side_effect=broken) if rank == 1 else half.rewrite_graph
+    rewrite_graph = mock.Mock(side_effect=broken) if rank == 1 else joint.rewrite_graph
     with mock.patch("policylang.backends.joint.rewrite_graph", rewrite_graph):
         compiled = torch.compile(
             Sharded(mesh["tp"]), backend=policylang.backend(policylang.parse(COLLAPSE), inner="aot_eager")

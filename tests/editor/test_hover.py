@@ -421,7 +421,7 @@ def test_markdown_for_clients_that_show_it_and_plain_text_for_others() -> None:
 
 
 def test_names_of_a_graph_are_no_markup() -> None:
-    from policylang.editor.article import Article, code
+    from policylang.editor.statements import Article, code
 
     article = Article().say(f"in {code('a`b``c')} and <b>*x*</b>").policy("save ```\nx")
     assert article.markdown() == "in ```a`b``c``` and \\<b\\>\\*x\\*\\</b\\>\n\n````apl\nsave ```\nx\n````"

@@ -21,7 +21,7 @@ pytest.importorskip("pytest_lsp", reason="needs a client of the language server"
 from attrs import define
 from lsprotocol import types
 
-from policylang.api import check, planned_graphs
+from policylang.api import load, planned_graphs
 from policylang.commands.cli import main
 from policylang.language import syntax
 from policylang.language.diagnostics import Source
@@ -293,7 +293,7 @@ def edited(
 def as_a_process_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line, here, where torch is loaded, looks operators up as a process of its own does; it reads a
     snapshot once for all texts."""
-    monkeypatch.setattr(check, "operators_at_hand", lambda met=(): OperatorTable.bundled(met=met))
+    monkeypatch.setattr(load, "operators_at_hand", lambda met=(): OperatorTable.bundled(met=met))
     monkeypatch.setattr(planned_graphs, "read_any", cache(planned_graphs.read_any))
 
 

@@ -15,9 +15,8 @@ from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.statements import format_policy
 from policylang.planning.capabilities import EAGER, FLAT, JOINT
-from policylang.planning.digest import policy_text
 from policylang.planning.inspection.worth import rules_on, time_of_step
-from policylang.planning.plan import ExpectationOutcome, Plan
+from policylang.planning.plan import ExpectationOutcome, Plan, policy_text
 from policylang.planning.planner import plan
 from policylang.simulation.streams import step_time
 from tests.support.textgraph import facts_of

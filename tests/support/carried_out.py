@@ -9,7 +9,7 @@ from torch import fx
 from policylang.backends import copies
 from policylang.graph import marks
 from policylang.graph.facts import Facts, Flag, Phase, Schedule, StepKind
-from policylang.torch_compat.partition import random_state_operators
+from policylang.torch_compat.graphs import random_state_operators
 
 Steps = list[tuple[StepKind, str, int]]
 """Kind, name and region; in a partition a random operator that runs twice goes by its operator."""

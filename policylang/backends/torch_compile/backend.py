@@ -52,7 +52,7 @@ from policylang.language.shown import listed
 from policylang.language.syntax import Blocks, Policy
 from policylang.planning import statement_errors
 from policylang.planning.decisions.rule_warnings import telling_apart
-from policylang.planning.digest import digest_of
+from policylang.planning.plan import digest_of
 from policylang.ranks.comparison import AgreedAccounts, comparing
 from policylang.torch_compat import compilers
 from policylang.torch_compat.compilers import FrameLeft, is_profiling, named_range

@@ -393,20 +393,6 @@ def _runs(wanted: layouts.DigitLayout, order: Sequence[int]) -> list[tuple[tuple
     return [((places[run[0].origin], -run[0].weight), layouts.size_of(tuple(run))) for run in runs]
 
 
-def common_names(facts: Facts) -> list[str]:
-    """The names of all nodes as every rank has them. If each rank takes only its piece of a split, the piece is another
-    ``getitem`` on every rank. There may be other pieces that nobody reads."""
-    names, users, targets = list(facts.names), facts.users, facts.targets
-    for row, readers in enumerate(users):
-        if not facts.flags[row] & Flag.VIEW:
-            continue
-        pieces = [user for user in readers if targets[user] == GETITEM]
-        if len(readers) - sum(not users[piece] for piece in pieces) <= 1:
-            for piece in pieces:
-                names[piece] = f"a piece of {names[row]}"
-    return names
-
-
 def unread_pieces(facts: Facts) -> frozenset[int]:
     """The nodes of pieces that nobody reads, or only such pieces."""
     found: set[int] = set()

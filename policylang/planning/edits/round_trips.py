@@ -27,7 +27,7 @@ from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, Refuse
 from policylang.planning.edits.fusion import slice_on_ranks
 from policylang.planning.edits.other_ranks import UNASKED
 from policylang.planning.edits.proof import old_calls
-from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
+from policylang.planning.graph_edit import Edit, Node, Proof, Refusal, common_names
 
 _CUTS = movers_of(Cut, Pick)
 
@@ -70,7 +70,7 @@ class RoundTrips(EditPlanner[Collapse]):
         self.reading_instead: dict[int, list[int]] = {}
         """By node that is read instead, the slices it replaces."""
         self.memory = ReplacedMemory(self.facts)
-        self.common = layout_chains.common_names(self.facts)
+        self.common = common_names(self.facts)
 
     def outcomes(self) -> list[Edit | Refusal]:
         facts, found = self.facts, list[tuple[int, Edit | Refusal]]()
