@@ -18,7 +18,7 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import fx
 
-from policylang.audit.code import CodeAudit
+from policylang.audit.order import CodeAudit
 from policylang.audit.outcome import Audit, partition_report, plan_report
 from policylang.audit.report import NO_GRADIENTS, AuditReport, Report, order_figures
 from policylang.errors import PolicyGraphError

@@ -7,7 +7,7 @@ import json
 import pytest
 from attrs import evolve
 
-from policylang.audit.code import ELSEWHERE, CodeAudit, CommunicationStep, between, differences, read_code
+from policylang.audit.order import ELSEWHERE, CodeAudit, CommunicationStep, between, differences, read_code
 
 # as Inductor of torch 2.13 generated it of a function of every kind of collective, without sizes and comments
 ALL_KINDS = """

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.profiler import ProfilerActivity, profile
 
 import policylang
-from policylang.audit.code import CommunicationStep, steps_of
+from policylang.audit.order import CommunicationStep, steps_of
 from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.operators.work import is_communication, is_wait

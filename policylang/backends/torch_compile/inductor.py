@@ -31,7 +31,7 @@ import torch
 from attrs import frozen
 from torch import fx
 
-from policylang.audit.code import CodeAudit
+from policylang.audit.order import CodeAudit
 from policylang.backends import caching, runtime
 from policylang.backends.joint import Done, JointPartitioner, partitions
 from policylang.backends.records import Findings, announce_cached, findings_from_json, findings_of, findings_to_json
