@@ -1,17 +1,25 @@
-"""`policylang fmt`: what it writes, what it leaves alone, and what it exits with."""
+"""`policylang fmt`, `test`, `agree` and `import-torchtitan`: what they write or print, and what they exit with."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import stat
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from policylang.graph import snapshot
+from policylang.graph.textual import read_graph
 from policylang.language import files
+from policylang.language.diagnostics import Source
 
 MESSY = "save   mm;save bmm # both\n"
+
 CLEAN = "save mm\nsave bmm  # both\n"
 
 
@@ -121,3 +129,258 @@ def test_standard_input_that_cannot_be_read(policylang, monkeypatch):
 
 def test_standard_input_stands_alone(policylang, messy):
     assert policylang("fmt", "-", str(messy)).code == 2
+
+
+PAGE = """# A test
+
+```graph
+%x = input
+%a = aten.mm.default(%x)
+---
+%b = aten.cos.default(%a)
+```
+
+```apl
+save mm  # matches: NAME
+```
+"""
+
+
+@pytest.fixture
+def page(tmp_path: Path):
+    def write(name: str, file: str = "test.md") -> str:
+        (tmp_path / file).write_text(PAGE.replace("NAME", name))
+        return str(tmp_path / file)
+
+    return write
+
+
+def test_all_is_as_it_is_claimed(policylang, page):
+    assert policylang("test", page("a")) == (0, "tested 1 policy in 1 file: 1 claim, all hold\n", "")
+
+
+def test_something_is_not(policylang, page):
+    path = page("z")
+    outcome = policylang("test", path)
+    assert outcome == (
+        1,
+        f"""error[APL510]: it matches `a`
+  --> {path}:11:12
+   |
+11 | save mm  # matches: z
+   |            ^^^^^^^^^^
+   = not among them: `z`
+   = not expected: `a`
+   = the graph has no node `z`
+
+tested 1 policy in 1 file: 1 not as claimed
+""",
+        "",
+    )
+
+
+def test_a_folder_stands_for_the_pages_with_policies_below_it(policylang, page, tmp_path, monkeypatch):
+    (tmp_path / "deeper").mkdir()
+    page("a", "deeper/other.md")
+    (tmp_path / ".hidden").mkdir()
+    page("z", ".hidden/not_this.md")
+    (tmp_path / "notes.md").write_text("# Notes without a policy\n")
+    page("a")
+    assert policylang("test", str(tmp_path)).out == "tested 2 policies in 2 files: 2 claims, all hold\n"
+    monkeypatch.chdir(tmp_path)
+    assert policylang("test").code == 0
+
+
+def test_coverage(policylang, page, tmp_path):
+    (tmp_path / "mine.apl").write_text("save mm\n")
+    outcome = policylang("test", page("a"), "--cover", str(tmp_path / "mine.apl"))
+    assert outcome.code == 1
+    assert "error[APL514]: no test exercises `save mm`" in outcome.out
+    assert outcome.out.endswith("tested 1 policy in 1 file, 1 rule to cover: 1 not as claimed\n")
+
+
+def test_what_cannot_be_read(policylang, tmp_path):
+    assert policylang("test", str(tmp_path / "nowhere.md")).code == 2
+    empty = policylang("test", str(tmp_path))
+    assert empty.code == 2
+    assert "APL" in empty.out
+
+
+@pytest.mark.parametrize(
+    ("files", "asked", "said"),
+    [
+        (("a.apl",), ".", "the folder `.` holds no policy tests\n = help: `policylang check .` checks its policies"),
+        (("notes.md",), ".", "the folder `.` holds no policy tests\n = help: a policy test is a Markdown file"),
+        (("a.apl",), "a.apl", "`a.apl` holds no policy to test\n = help: this is a policy: `policylang check a.apl`"),
+        (("notes.md",), "notes.md", "`notes.md` holds no policy to test\n = help: write a policy in a fenced block"),
+    ],
+)
+def test_nothing_to_test(policylang, tmp_path, monkeypatch, files, asked, said):
+    monkeypatch.chdir(tmp_path)
+    for file in files:
+        (tmp_path / file).write_text("save mm\n")
+    outcome = policylang("test", asked)
+    assert (outcome.code, outcome.err) == (2, "")
+    assert outcome.out.startswith(f"error[APL515]: {said}")
+
+
+AGREE_PAGE = Path(__file__).resolve().parents[2] / "docs" / "agree.md"
+
+MODELS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+def small():
+    return Net(), lambda model, x: model(x).square().mean(), (torch.ones(4, 8),)
+
+def broken():
+    return Net(), lambda model, x: model(x, x), (torch.ones(4, 8),)
+"""
+
+POLICY = "policy mine\nblocks layers.*\nrecompute everything in block\nsave addmm in block\n"
+
+
+@pytest.fixture
+def agree(policylang, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("models_for_agree.py").write_text(MODELS)
+    monkeypatch.delitem(sys.modules, "models_for_agree", raising=False)
+
+    def run(policy: str, *more: str, model: str = "models_for_agree:small"):
+        Path("mine.apl").write_text(policy)
+        return policylang("agree", "mine.apl", "--model", model, *more)
+
+    return run
+
+
+def test_paths_that_agree(agree):
+    outcome = agree(POLICY)
+    assert outcome.code == 0, outcome.out
+    assert outcome.out.startswith("policy mine, one step, compared with the plain model: loss ")
+    assert [line.split()[0] for line in outcome.out.splitlines()[2:6]] == ["path", "eager", "joint", "flat"]
+    assert outcome.out.endswith("eager, joint and flat agree\n")
+    assert "policylang agree: the joint path …\n" in outcome.err
+
+
+def test_a_path_that_refuses(agree):
+    outcome = agree("recompute everything\nsave every 2nd addmm per graph\n", "--path", "eager")
+    assert outcome.code == 1
+    assert "eager cannot apply it: APL306: mine.apl:2: " in outcome.out
+    assert "Traceback" not in outcome.out + outcome.err
+
+
+def test_json_of_the_paths_that_were_named(agree):
+    outcome = agree(POLICY, "--path", "flat", "--output-format", "json")
+    assert outcome.code == 0, outcome.err
+    plain = json.loads(outcome.out)
+    assert [path["path"] for path in plain["paths"]] == ["flat"]
+    assert plain["agrees"] is True
+
+
+def test_a_policy_with_a_mistake(agree):
+    outcome = agree("save attenton\n")
+    assert outcome.code == 1
+    assert "`attenton`" in outcome.err
+
+
+@pytest.mark.parametrize("model", ["models_for_agree:large", "no_such_module:small", "small"])
+def test_a_model_there_is_not(agree, model):
+    outcome = agree(POLICY, model=model)
+    assert outcome.code == 2
+    assert "help: name a function as `package.module:function`" in outcome.err
+
+
+def test_a_model_that_does_not_run(agree):
+    outcome = agree(POLICY, model="models_for_agree:broken")
+    assert outcome.code == 1
+    assert "policylang agree: `models_for_agree:broken` does not run" in outcome.err
+    assert "TypeError" in outcome.err
+    assert outcome.out == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the page shows the figures of torch 2.13")
+def test_the_page_shows_what_the_command_prints(policylang):
+    """All but the loss and what it says of bits, which may be another machine's."""
+    outcome = policylang("agree", "llama3_sac")
+    assert outcome.code == 0, outcome.out
+    (shown,) = re.findall(
+        r"^```\n(policy .*?)^```$", AGREE_PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    assert _figures(outcome.out) == _figures(shown)
+    assert _account(outcome.out) == _account(shown)
+
+
+def _figures(table: str) -> list[str]:
+    """The rows of the paths, up to what is recomputed."""
+    rows = re.findall(r"^(?:eager|joint|flat)  .*?FLOP", table, flags=re.MULTILINE)
+    assert len(rows) == 3
+    return rows
+
+
+def _account(table: str) -> str:
+    return table[table.index("decisions   ") :]
+
+
+GRAPH = """
+%x = input
+%wo = aten.mm.default(%x) layers.0.attention.wo
+%out = aten.sin.default(%wo) layers.0
+%next = aten.sin.default(%out) layers.1
+---
+%g = aten.cos.default(%wo, %out, %next)
+"""
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> str:
+    facts, _ = read_graph(Source("graph", GRAPH))
+    snapshot.write(facts, tmp_path / "small.graph")
+    return str(tmp_path / "small.graph")
+
+
+def test_the_policy_is_printed_or_written(policylang, tmp_path):
+    printed = policylang("import-torchtitan", "layers.*.attention.wo::aten.mm.default")
+    assert (printed.code, printed.err) == (0, "")
+    assert "save aten.mm.default where module == layers.*.attention.wo\n" in printed.out
+    file = tmp_path / "mine.apl"
+    written = policylang("import-torchtitan", "layers.*.attention.wo::aten.mm.default", "-o", str(file))
+    assert written == (0, "", f"wrote {file}\n")
+    assert file.read_text() == printed.out
+    assert policylang("check", str(file)).code == 0
+
+
+def test_a_typo_that_torchtitan_would_say_nothing_of(policylang, graph, tmp_path):
+    file = tmp_path / "mine.apl"
+    selectors = "layers.*.atention.wo::aten.mm.default"
+    outcome = policylang("import-torchtitan", selectors, "--graph", graph, "-o", str(file))
+    assert outcome.code == 1
+    assert "error[APL301]" in outcome.err
+    assert "layers.0.attention.wo" in outcome.err
+    assert not file.exists()
+
+
+def test_a_wrong_string_is_underlined(policylang):
+    outcome = policylang("import-torchtitan", "layers.*.wo::aten.mn.default")
+    assert outcome.code == 1
+    assert outcome.out == ""
+    assert "--> full_recompute_save_ops:1:14" in outcome.err
+    assert "did you mean" in outcome.err
+
+
+def test_usage_and_files(policylang, tmp_path):
+    good = "layers.*.wo::aten.mm.default"
+    assert policylang("import-torchtitan", good, "--name", "two words").code == 2
+    assert policylang("import-torchtitan", good, "--graph", str(tmp_path / "no.graph")).code == 2
+    assert policylang("import-torchtitan", good, "-o", str(tmp_path / "no" / "mine.apl")).code == 2

@@ -1,4 +1,4 @@
-"""`policylang plan`: what it prints, what it exits with, what it writes."""
+"""`policylang plan`, `explain` and `diff`: what they print, exit with and write."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from policylang.graph.snapshot import write
+from policylang.language.diagnostics import CODES
+from policylang.language.operators import group_names
+from policylang.report.diagnostics import RENDERERS
+from tests.support.ordered import sharded
 from tests.support.textgraph import facts_of
 
 GRAPH = """
@@ -24,6 +28,7 @@ GRAPH = """
     %g0 = aten.mul.Tensor(%g1, %b0, %a0) bytes=8
     output(%b1, %g0)
 """
+
 POLICY = "blocks layers.*\nrecompute everything in block\nsave mm in block\n"
 
 
@@ -191,3 +196,439 @@ def test_the_trace_is_written_where_there_is_a_device(policylang, graph, policy,
     assert (outcome.code, outcome.err) == (0, f"wrote {out}\n")
     events = json.loads(Path(out).read_text(encoding="utf-8"))["traceEvents"]
     assert {each["ph"] for each in events} == {"M", "X", "C"}
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_every_code_has_a_long_form(policylang, code):
+    outcome = policylang("explain", code.lower())
+    assert outcome.code == 0
+    assert outcome.out.startswith(f"{code}: {CODES[code].title} (")
+    assert " ".join(CODES[code].text.split()) in " ".join(outcome.out.split())
+
+
+def test_the_list_of_codes(policylang):
+    lines = policylang("explain").out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted(CODES)
+
+
+def test_an_unknown_code(policylang):
+    outcome = policylang("explain", "APL10")
+    assert outcome.code == 2
+    assert "no diagnostic has the code `APL10`" in outcome.err
+    assert "help: did you mean `APL" in outcome.err
+
+
+def test_a_word(policylang):
+    outcome = policylang("explain", "crosses  block")
+    assert outcome.code == 0
+    assert outcome.out == (
+        "crosses block (predicate): A node of another block, or outside all blocks, reads it in the forward.\n\n"
+        "    save everything in block where crosses block\n\nMore in docs/language.md, Properties.\n"
+    )
+    assert policylang("explain", "users").out.count("More in") == 2  # `users of mm`, and `where users > 1`
+
+
+@pytest.mark.parametrize("word", group_names())
+def test_a_group(policylang, word):
+    outcome = policylang("explain", word)
+    assert outcome.code == 0
+    assert f"{word} (group): A group of operators that every policy knows." in outcome.out
+    assert f"\n    let {word} = " in outcome.out
+    assert "help: did you mean `attention`" in policylang("explain", "atention").err
+
+
+def test_a_word_for_machines(policylang):
+    found = json.loads(policylang("explain", "recompute", "--output-format", "json").out)
+    assert found["word"] == "recompute"
+    (meaning,) = found["meanings"]
+    assert meaning == {
+        "sense": "action",
+        "text": "Free what the nodes compute after the forward, and recompute it in the backward where needed.",
+        "example": "recompute everything in block",
+        "section": "Rules",
+    }
+
+
+def test_a_misspelt_word(policylang):
+    outcome = policylang("explain", "recompte")
+    assert outcome.code == 2
+    assert "help: did you mean `recompute`" in outcome.err
+
+
+EXPLAIN_GRAPH = """
+    %x = input
+    %w = parameter
+    %mm = aten.mm.default(%x, %w) layers.0 shape=8x8 bytes=256
+    %sin = aten.sin.default(%mm) layers.0 shape=8x8 bytes=256
+    %mm_1 = aten.mm.default(%sin, %w) layers.1 shape=8x8 bytes=256
+    %split = aten.split.Tensor(%mm_1) layers.1 multi_output
+    %piece = builtin.getitem(%split) layers.1 follows=split
+    ---
+    %b = aten.mul.Tensor(%piece, %sin)
+    output(%mm_1, %b)
+"""
+
+EXPLAIN_POLICY = """\
+blocks layers.*
+recompute everything
+save mm, sin
+recompute every 2nd mm per graph
+save mm in encoder.*
+"""
+
+
+@pytest.fixture
+def explain(policylang, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.apl").write_text(EXPLAIN_POLICY)
+    write(facts_of(EXPLAIN_GRAPH), "g.graph")
+    return lambda *more: policylang("explain", "p.apl", "--graph", "g.graph", *more)
+
+
+def test_a_node_and_every_rule_in_turn(explain):
+    outcome = explain("--node", "mm")
+    assert outcome.code == 0
+    assert outcome.out == (
+        "mm: aten.mm.default in layers.0\n"
+        "  in block layers.0, 8×8, 256 B, 0 FLOP\n"
+        "  save: p.apl:3 decided; the backward does not need it\n\n"
+        "line     rule\n"
+        "p.apl:2  recompute everything              overridden by p.apl:3: save mm, sin\n"
+        "p.apl:3  save mm, sin                      decided\n"
+        "p.apl:4  recompute every 2nd mm per graph  no match: `every 2nd per graph`: it is the 1st of 2 in the graph\n"
+        "p.apl:5  save mm in encoder.*              no match: `in encoder.*`: it is in layers.0\n"
+    )
+
+
+def test_a_node_that_shares_a_decision(explain):
+    found = json.loads(explain("--node", "piece", "--output-format", "json").out)
+    assert (found["shares"], found["action"], found["operator"]) == ("split", "recompute", "builtin.getitem")
+    assert [rule["standing"] for rule in found["rules"]] == ["decided", "no match", "no match", "no match"]
+    assert found["rules"][2]["why"] == "`mm`: it is aten.split.Tensor"
+
+
+def test_a_rule_and_its_parts(explain):
+    outcome = explain("--rule", "3")
+    assert outcome.code == 0
+    assert outcome.out == (
+        "p.apl:3: save mm, sin\n"
+        "  matches 3, decides 2\n"
+        "  1 overridden by p.apl:4: recompute every 2nd mm per graph\n\n"
+        "what each part of it matches\n"
+        "  mm: 2 nodes\n"
+        "  sin: 1 node\n"
+        "  or: 3 nodes\n\n"
+        "what it decides\n"
+        "  mm, sin\n"
+    )
+    parts = json.loads(explain("--rule", "p.apl:5", "--output-format", "json").out)["parts"]
+    assert parts == ["mm: 2 nodes", "in encoder.*: 0 of them; nearest module paths: layers.0, layers"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--node", "mm_11"), "the graph has no node `mm_11`\nhelp: did you mean `mm_1`"),
+        (("--node", "layers.O"), "the graph has no node `layers.O`\nhelp: did you mean `layers.0` or `layers`?"),
+        (("--node", "{mm"), "the graph has no node `{mm`"),
+        (("--node", "[xw]"), "no rule decides about any node that `[xw]` names: x, w\nhelp: rules decide about"),
+        (("--node", "x"), "no rule decides about `x`, which is a graph input"),
+        (("--node", "b"), "no rule decides about `b`, which is a backward node"),
+        (("--rule", "1"), "no rule of the policy begins in line `1`\nhelp: its rules begin in 2, 3, 4, 5"),
+        ((), "name what to explain of `p.apl`? a node, or a rule"),
+    ],
+)
+def test_what_cannot_be_explained(explain, asked, said):
+    outcome = explain(*asked)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ("mm*", ["mm", "mm_1"]),
+        ("layers.0", ["mm", "sin"]),
+        ("layers.*", ["mm", "sin", "mm_1", "split", "piece"]),
+        ("/layers.1", ["mm_1", "split", "piece"]),
+        ("{sin,piece}", ["sin", "piece"]),
+    ],
+)
+def test_several_nodes_by_a_glob_or_a_module(explain, asked, names):
+    outcome = explain("--node", asked)
+    assert (outcome.code, outcome.err) == (0, "")
+    head, _, table = outcome.out.partition("\n\n")
+    assert head == f"{asked}: {len(names)} nodes"
+    assert [line.split()[0] for line in table.splitlines()[1:]] == names
+    found = json.loads(explain("--node", asked, "--output-format", "json").out)
+    assert [each["name"] for each in found["nodes"]] == names
+    alone = json.loads(explain("--node", names[0], "--output-format", "json").out)
+    for rule in alone["rules"]:
+        rule["why"] *= rule["standing"] != "no match"
+    assert found["nodes"][0] == alone, "each is explained as it is alone, but for why a rule does not match"
+
+
+def test_what_becomes_of_several_nodes(explain):
+    lines = [line.split() for line in explain("--node", "layers.*").out.splitlines()[2:5]]
+    assert lines == [
+        ["node", "operator", "module", "by"],
+        ["mm", "aten.mm.default", "layers.0", "save,", "not", "needed", "p.apl:3", "decided"],
+        ["sin", "aten.sin.default", "layers.0", "saved", "p.apl:3", "decided"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("p.apl",), "`p.apl` is a policy, and what a policy decides is explained on a graph\n"
+                     "help: policylang explain p.apl --graph GRAPH --node NAME (or --rule LINE)"),
+        (("llama3_sac",), "`llama3_sac` is a policy"),
+        (("nowhere.apl",), "`nowhere.apl` is a policy"),
+        (("-",), "`-` is a policy"),
+        (("lama",), "`lama` is neither a diagnostic code nor a word of the language nor a policy that is here"),
+        (("p.apl", "--graph", "g.graph"), "name what to explain of `p.apl`? a node, or a rule\n"
+                                          "help: policylang explain p.apl --graph GRAPH --node NAME (or --rule LINE)"),
+        (("p.apl", "--node", "mm"), "a node or a rule is explained of a policy on a graph"),
+    ],
+)  # fmt: skip
+def test_a_policy_without_what_it_takes(explain, policylang, asked, said):
+    outcome = policylang("explain", *asked)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+
+
+def test_codes_for_machines(policylang):
+    listed = json.loads(policylang("explain", "--output-format", "json").out)["codes"]
+    assert [each["code"] for each in listed] == sorted(CODES)
+    found = json.loads(policylang("explain", "APL301", "--output-format", "json").out)
+    assert (found["title"], found["text"]) == (CODES["APL301"].title, CODES["APL301"].text)
+
+
+def test_a_policy_with_errors(explain, tmp_path):
+    (tmp_path / "p.apl").write_text("save mmm\n")
+    outcome = explain("--node", "mm")
+    assert outcome.code == 1
+    assert "error[APL101]" in outcome.err
+
+
+PROFILE = """\
+name = "slow"
+[compute]
+float16 = 1e6
+[memory]
+bandwidth = 1e9
+[[network]]
+bandwidth = 1e5
+latency = 1e-3
+"""
+
+ORDER_POLICY = """\
+blocks layers.*
+undecided -> save
+bucket all_gather per block
+prefetch all_gather 1 block ahead
+"""
+
+"""Four layers of two products of 10 ms and two gathers of 8.5 ms each. As traced all gathers are waited for; of the
+buckets, which take 16 ms, the first alone."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(sharded(4), "a.graph")
+    (tmp_path / "slow.toml").write_text(PROFILE)
+    (tmp_path / "mine.apl").write_text(ORDER_POLICY)
+    (tmp_path / "plain.apl").write_text("blocks layers.*\nundecided -> save\n")
+    return tmp_path
+
+
+ON = ("--graph", "a.graph", "--device", "./slow.toml")
+
+
+def test_a_plan_says_what_the_order_comes_to(policylang, folder):
+    outcome = policylang("plan", "mine.apl", *ON)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert re.search(r"order +as traced +as planned\nall-gather +8 +4\nexposed +68 ms \(45.9%\) +16 ms", outcome.out)
+    assert re.search(r"mine.apl:3 +bucket all_gather per block +8 +8 +4 +\S+ ms\n", outcome.out)
+    assert "mine.apl:3: each bucket checked on 4 ranks\n" in outcome.out
+    assert re.search(r"mine.apl:4 +prefetch all_gather 1 block ahead +\d +3 ", outcome.out)
+    assert re.search(r"\n +16 ms +16 ms +\S+ +\S+ of 2 .* layers.0 +data +mine.apl:3", outcome.out)
+
+
+def test_what_is_expected_is_said_of_the_order_that_is_planned(policylang, folder):
+    (folder / "expecting.apl").write_text(ORDER_POLICY + "expect exposed <= 20%\nexpect step time <= 100 ms\n")
+    outcome = policylang("plan", "expecting.apl", *ON, "--summary")
+    assert outcome.code == 0
+    assert re.search(r"expecting.apl:5 +exposed <= 20% +holds +16.7%", outcome.out)
+    assert re.search(r"expecting.apl:6 +step time <= 100 ms +holds +96 ms", outcome.out)
+
+
+def test_a_collective_and_a_line_are_explained(policylang, folder):
+    found = json.loads(policylang("explain", "mine.apl", *ON, "--node", "gather_v1", "--output-format", "json").out)
+    assert (found["name"], found["collective"]["traced"]["step"]) == ("gather_v1", 10)
+    out = policylang("explain", "mine.apl", *ON, "--rule", "4").out
+    assert out.startswith("mine.apl:4: prefetch all_gather 1 block ahead\n")
+    assert "exposed: 16 ms with it, 64 ms without" in out
+    missed = policylang("explain", "mine.apl", *ON, "--rule", "9")
+    assert (missed.code, "its rules begin in 3, 4" in missed.err) == (2, True)
+
+
+def test_a_difference_in_order_is_one(policylang, folder):
+    outcome = policylang("diff", "plain.apl", "mine.apl", *ON)
+    assert outcome.code == 1
+    assert "8 collectives joined into buckets: gather_w0, gather_v0" in outcome.out
+    assert re.search(r"exposed +68 ms +16 ms +-52 ms", outcome.out)
+    assert policylang("diff", "mine.apl", "mine.apl", *ON).code == 0
+
+
+def test_what_is_exposed_before_there_is_a_policy(policylang, folder):
+    assert "as traced: a step of 148 ms, exposed 68 ms (45.9%)" in policylang("show", "a.graph", *ON[2:]).out
+    assert "as traced" not in policylang("show", "a.graph").out
+    found = json.loads(policylang("show", "a.graph", *ON[2:], "--output-format", "json").out)
+    assert found["exposed_seconds"] == pytest.approx(0.068)
+
+
+@pytest.mark.parametrize("form", [*RENDERERS])
+def test_what_is_wrong_with_an_order_fails_a_check(policylang, folder, form):
+    """`overlap` without a device; a delay of scatters that there are none of."""
+    (folder / "wrong.apl").write_text(
+        "blocks layers.*\nundecided -> save\noverlap all_gather\ndelay reduce_scatter 1 block\n"
+    )
+    outcome = policylang("check", "wrong.apl", "--graph", "a.graph", "--output-format", form)
+    assert outcome.code == 1
+    assert "APL370" in outcome.out
+    assert len(set(re.findall(r"APL\d+", outcome.out))) == 2
+    if form in ("json", "sarif"):
+        json.loads(outcome.out)
+
+
+@pytest.mark.parametrize("form", [*RENDERERS])
+def test_a_path_that_keeps_no_order_refuses_it(policylang, folder, form):
+    outcome = policylang("check", "mine.apl", *ON, "--path", "hook", "--output-format", form)
+    assert outcome.code == 1
+    assert "asks for an order of collectives" in outcome.out
+
+
+BLOCKS = 4
+
+DIFF_GRAPH = "\n".join(
+    [
+        "%w = parameter",
+        "%y = input",
+        *(
+            f"%mm_{n} = aten.mm.default(%{'y' if not n else f'sin_{n - 1}'}, %w) layers.{n} bytes=1024 flops=100\n"
+            f"%sin_{n} = aten.sin.default(%mm_{n}) layers.{n} bytes=512 flops=7"
+            for n in range(BLOCKS)
+        ),
+        "---",
+        f"%b = aten.mul.Tensor(%sin_{BLOCKS - 1}, %mm_0)",
+        *(f"%b_{n} = aten.mul.Tensor(%b, %mm_{n}, %sin_{n})" for n in range(BLOCKS)),
+        f"output(%sin_{BLOCKS - 1}, %b)",
+    ]
+)
+
+OLD = "blocks layers.*\nrecompute everything\nsave mm\n"
+
+
+@pytest.fixture
+def diff(policylang, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(facts_of(DIFF_GRAPH), "g.graph")
+
+    def run(old: str, new: str, *more: str):
+        Path("old.apl").write_text(old)
+        Path("new.apl").write_text(new)
+        return policylang("diff", "old.apl", "new.apl", "--graph", "g.graph", *more)
+
+    return run
+
+
+def test_a_refactor_that_changes_nothing(diff):
+    outcome = diff(OLD, "blocks layers.*\nlet products = mm\nsave products\nrecompute everything except mm\n")
+    assert outcome.code == 0
+    assert outcome.out.startswith("no decision changes: 8 decisions are the same\n")
+
+
+def test_what_changes_by_rule_and_block(diff):
+    outcome = diff(OLD, OLD + "recompute mm in every 2nd block\n")
+    assert outcome.code == 1
+    assert outcome.out.startswith("2 of 8 decisions change\n\n2: ")
+    assert "save -> recompute, 1 each in layers.1 and 1 more block" in outcome.out
+    assert "  before  old.apl:3: save mm\n  after   new.apl:4: recompute mm in every 2nd block\n" in outcome.out
+    assert "  nodes   mm_1, mm_3\n" in outcome.out
+
+
+def test_expectations_before_and_after(diff):
+    old, new = (
+        OLD + "expect saved <= 4 KiB\n",
+        OLD + "recompute mm in layers.0\nexpect saved <= 4 KiB\nexpect peak <= 1 B\n",
+    )
+    lines = [" ".join(line.split()) for line in diff(old, new).out.splitlines()]
+    at = lines.index("expectation before after")
+    assert lines[at + 1] == "saved <= 4 KiB holds: 4 KiB holds: 3 KiB"
+    assert lines[at + 2].startswith("peak <= 1 B does not hold: ")
+    assert "| `saved <= 4 KiB` | holds: 4 KiB | holds: 3 KiB |" in diff(old, new, "--output-format", "markdown").out
+    found = json.loads(diff(old, new, "--output-format", "json").out)
+    assert [each["status"] for each in found["new"]["expectations"]] == ["held", "failed"]
+    assert "expectation" not in diff(OLD, OLD).out
+
+
+def test_the_standard_input_is_one_of_the_two(policylang, diff, standard_input):
+    diff(OLD, OLD)
+    standard_input(OLD + "recompute mm in every 2nd block\n")
+    outcome = policylang("diff", "old.apl", "-", "--graph", "g.graph")
+    assert outcome.code == 1
+    assert "  after   <stdin>:4: recompute mm in every 2nd block\n" in outcome.out
+    twice = policylang("diff", "-", "-", "--graph", "g.graph")
+    assert (twice.code, twice.out) == (2, "")
+    assert "can be read once" in twice.err
+
+
+def test_as_a_path_decides(diff):
+    """What a block hands on is kept by eager checkpoints whatever a rule says."""
+    changes = "recompute sin\nsave sin\n", "recompute sin\n"
+    assert diff(*changes).out.startswith("4 of 8 decisions change")
+    assert diff(*changes, "--path", "eager").out.startswith("1 of 8 decisions change")
+
+
+def test_what_it_comes_to(diff):
+    outcome = diff(OLD, OLD + "recompute mm in every 2nd block\n", "--output-format", "json")
+    found = json.loads(outcome.out)
+    assert (found["same"], found["changed"], found["decisions"]) == (False, 2, 8)
+    assert (found["old"]["saved_bytes"], found["new"]["saved_bytes"]) == (4 * 1024, 2 * 1024)
+    assert found["new"]["recomputed_flops"] - found["old"]["recomputed_flops"] == 200
+    assert found["old"]["peak_bytes"] > 0
+    (change,) = found["changes"]
+    assert change["names"] == ["mm_1", "mm_3"]
+    assert change["blocks"] == {"layers.1": 1, "layers.3": 1}
+
+
+def test_markdown_for_a_review(diff):
+    outcome = diff(OLD, OLD + "save sin\n", "--output-format", "markdown")
+    assert outcome.code == 1
+    lines = outcome.out.splitlines()
+    assert lines[0] == "**4 of 8 decisions change**"
+    assert lines[-1] == (
+        "| 4 | **recompute** old.apl:2 `recompute everything` | **save** new.apl:4 `save sin` "
+        "| 1 each in layers.0 and 3 more blocks |"
+    )
+    assert "| saved | 4 KiB | 6 KiB | +2 KiB |" in lines
+
+
+def test_what_is_left_to_the_partitioner_is_said(diff):
+    outcome = diff("save mm\n", "save sin\n")
+    assert "before and after: without what is left to PyTorch's partitioner" in outcome.out
+    assert "after   undecided -> auto" in outcome.out
+
+
+def test_a_policy_that_does_not_fit_the_graph_is_compared_with_a_warning(diff):
+    outcome = diff(OLD, OLD + "save bmm\n")
+    assert outcome.code == 0
+    assert outcome.err == "warning: `new.apl` has an error on this graph; `policylang check` lists them\n"
+
+
+def test_a_policy_that_cannot_be_read(diff):
+    outcome = diff(OLD, "save mmm\n")
+    assert outcome.code == 1
+    assert "error[APL101]" in outcome.err
