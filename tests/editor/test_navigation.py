@@ -19,7 +19,7 @@ from policylang.language.diagnostics import Source
 from policylang.language.files import read_source
 from policylang.language.resources import policies_folder
 from tests.editor.policies import PoliciesAtHand, with_edits
-from tests.language.test_layout import layouts
+from tests.language.test_formatter import layouts
 
 LIB = "# 𝛼 names\r\nlet big = mm where bytes > 64 MiB\r\nlet 𝛼𝛽 = big or bmm\r\n"
 FILES = {

@@ -1,18 +1,30 @@
-"""Device profiles as files: what a good one says, and what is said of each mistake."""
+"""Device profiles: what a file says, each mistake in one, whatever else it holds, and `device …` in a policy."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import policylang
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate
-from policylang.language.devices.reading import bundled_devices, read_device
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.devices.reading import bundled_devices, parse_device, read_device, table_rows
+from policylang.language.diagnostics import Diagnostic, Source
+from policylang.language.layout import format_source
+from policylang.language.loader import load_policy, parse_policy
 from policylang.language.resources import devices_folder
-from policylang.report.diagnostics import render_text
+from policylang.language.shown import DTYPES, beside, format_quantity
+from policylang.language.statements import format_policy
+from policylang.language.syntax import Action, Compare, Operator, Quantity, Rule, Where
+from policylang.report.diagnostics import render_json, render_text
+from tests.language.test_forms import policy, told
+from tests.support.drawn import examples
 
 GOOD = """\
 name = "our-cluster"
@@ -40,6 +52,7 @@ latency = 20e-6
 bandwidth = 45e9
 latency = 30e-6
 """
+
 LEAST = "[compute]\nfloat32 = 1e12\n[memory]\nbandwidth = 1e12\n"
 
 
@@ -231,8 +244,6 @@ def test_empty_files_and_tables(tmp_path: Path) -> None:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"name = 'a'\n# caf\xe9\n")
     (tmp_path / "huge.toml").write_bytes(b"#" * ((1 << 20) + 1))
@@ -261,8 +272,6 @@ def test_a_file_of_windows_is_read(tmp_path: Path) -> None:
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "device"),
     [
@@ -319,8 +328,6 @@ def test_what_is_no_name_at_all() -> None:
 
 
 # --- bundled ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", bundled_devices())
 def test_a_bundled_profile_says_what_it_stands_for_and_every_figure(name: str) -> None:
     found = read_device(name)
@@ -337,7 +344,6 @@ def test_a_bundled_profile_says_what_it_stands_for_and_every_figure(name: str) -
 
 
 # --- measured collectives ---------------------------------------------------------------------------------------------
-
 TABLE = """\
   Group    Group Size  Collective                1MB (ms)    2MB (ms)
 -------  ------------  ----------------------  ----------  ----------
@@ -454,3 +460,268 @@ def test_a_network_behind_one_with_a_table_alone_can_be_taken(tmp_path: Path) ->
         TABLE, tmp_path, "group = '1'\n[[network]]\nranks = 8\nbandwidth = 1e9\n[[network]]\nbandwidth = 1e8"
     )
     assert [network.ranks for network in found.networks] == [None, 8, None]
+
+
+PROFILE = """\
+name = "{name}"
+[compute]
+float32 = 1e12
+[memory]
+bandwidth = {bandwidth}
+"""
+
+TIMED = "save everything where time > 400 us\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "profiles").mkdir()
+    for file, name, bandwidth in (("ours", "our-cluster", "1e12"), ("again", "our-cluster", "2e12")):
+        text = PROFILE.format(name=name, bandwidth=bandwidth)
+        (tmp_path / "profiles" / f"{file}.toml").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_bundled_device() -> None:
+    device = policy("device h100-sxm\n" + TIMED).device
+    assert device.name == "h100-sxm"
+    assert policy(TIMED).device is None
+
+
+def test_a_file_is_looked_for_beside_the_policy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "a.apl").write_text(f'device "profiles/ours.toml"\n{TIMED}', encoding="utf-8")
+    found = policylang.load(folder / "a.apl")
+    assert found.device.name == "our-cluster"
+    monkeypatch.chdir(folder)
+    text = policylang.parse(f'device "profiles/ours.toml"\n{TIMED}')
+    assert text.device.canonical == found.device.canonical
+
+
+def test_an_included_file_names_the_device_of_the_policy(folder: Path) -> None:
+    (folder / "profiles" / "cluster.apl").write_text('device "ours.toml"', encoding="utf-8")
+    (folder / "a.apl").write_text(f'include "profiles/cluster.apl"\n{TIMED}', encoding="utf-8")
+    (folder / "b.apl").write_text(f'device "profiles/ours.toml"\ninclude "a.apl"\n{TIMED}', encoding="utf-8")
+    for name in ("a", "b"):
+        loaded = load_policy(folder / f"{name}.apl")
+        assert not loaded.diagnostics
+        assert loaded.policy.device.name == "our-cluster"
+
+
+def test_two_devices_are_an_error_that_names_both(folder: Path) -> None:
+    (folder / "cluster.apl").write_text("device h100-sxm", encoding="utf-8")
+    (folder / "a.apl").write_text(f'device "profiles/ours.toml"\ninclude "cluster.apl"\n{TIMED}', encoding="utf-8")
+    (found,) = load_policy(folder / "a.apl").diagnostics
+    assert found.code == "APL212"
+    assert found.message == "a policy has one device, and this is `h100-sxm` beside `our-cluster`"
+    assert found.span.text == "device h100-sxm"
+    (earlier,) = found.related
+    assert earlier.span.text == 'device "profiles/ours.toml"'
+
+
+def test_two_profiles_of_one_name_are_two_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (found,) = told(f'device "profiles/ours.toml"\ndevice "profiles/again.toml"\n{TIMED}')
+    assert found.code == "APL212"
+    assert "two profiles that are called `our-cluster`" in found.message
+
+
+def test_what_is_no_device_is_underlined_where_it_is_named(folder: Path) -> None:
+    (folder / "a.apl").write_text(f'device "profiles/missing.toml"\n{TIMED}', encoding="utf-8")
+    (found,) = load_policy(folder / "a.apl").diagnostics
+    assert found.span.text == 'device "profiles/missing.toml"'
+    assert "profiles/missing.toml" in found.message
+
+
+def test_what_is_wrong_with_a_profile_is_said_in_the_profile(folder: Path) -> None:
+    (folder / "profiles" / "wrong.toml").write_text("[memory]\nbandwidth = 1e12\n", encoding="utf-8")
+    (folder / "profiles" / "bytes.toml").write_bytes(b"\xff\xfe")
+    for file in ("wrong", "bytes"):
+        (folder / "a.apl").write_text(f'device "profiles/{file}.toml"\n{TIMED}', encoding="utf-8")
+        (found,) = load_policy(folder / "a.apl").diagnostics
+        assert found.span.source.name == f"profiles/{file}.toml"
+        assert [each.span.text for each in found.related if each.span] == [f'device "profiles/{file}.toml"']
+
+
+def test_the_canonical_text_holds_the_figures_and_no_path(folder: Path) -> None:
+    texts = []
+    for file in ("ours", "again"):
+        (folder / "a.apl").write_text(f'device "profiles/{file}.toml"\n{TIMED}', encoding="utf-8")
+        texts.append(policylang.load(folder / "a.apl").canonical)
+    (folder / "profiles" / "b.apl").write_text(f'policy a\ndevice "ours.toml"\n{TIMED}', encoding="utf-8")
+    assert texts[0] != texts[1], "the figures decide"
+    assert texts[0] == policylang.load(folder / "profiles" / "b.apl").canonical, "where the file lies does not"
+    assert str(folder) not in texts[0]
+    assert "device our-cluster\n" in texts[0]
+
+
+def test_a_policy_with_a_device_reads_back_and_equals_itself() -> None:
+    found = policy("policy demo\ndevice h100-sxm\n" + TIMED)
+    again = policy(format_policy(found))
+    assert again == found
+    assert again.canonical == found.canonical
+    assert found != policy("policy demo\n" + TIMED)
+
+
+def test_the_layout_of_a_device_is_kept() -> None:
+    text = 'device    h100-sxm   # ours\ndevice "../cluster.toml"\nexpect   step   time<=900ms\n'
+    made = format_source(Source("", text)).text
+    assert made == 'device h100-sxm  # ours\ndevice "../cluster.toml"\nexpect step time <= 900ms\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "let device = mm\ndevice -> save",
+        "let device = mm\ndevice, bmm -> save",
+        "let device = mm\ndevice in layers.0 -> save",
+        "let device = mm\ndevice where bytes > 3 -> save",
+        "let time = mm\nlet step = time\nlet exposed = step\nsave time, step, exposed",
+        "let time = mm\nsave time where time > 3 us",
+    ],
+)
+def test_the_words_of_time_stay_names(text: str) -> None:
+    assert {each.code for each in parse_policy(text).diagnostics} <= {"APL111"}
+
+
+def test_a_property_is_still_called_device() -> None:
+    (found,) = policy("device h100-sxm; save mm where device == cuda").rules
+    assert isinstance(found.selector, Where)
+
+
+def test_a_time_is_a_figure_in_seconds() -> None:
+    wanted = Rule(Action.SAVE, Where(Operator(None, "mm", None), Compare("time", ">", Quantity(0.0004, "seconds"))))
+    for text in ("400 us", "400us", "400 µs", "400\N{GREEK SMALL LETTER MU}s", "0.4 ms", "0.0004 s", "400_000 ns"):
+        assert policy(f"save mm where time > {text}").rules == (wanted,)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (3e-9, "3 ns"), (412e-6, "412 us"), (0.0123, "12.3 ms"), (0.99996, "1 s"), (1234.5, "1234.5 s")],
+)
+def test_a_time_as_reports_print_it(seconds: float, text: str) -> None:
+    assert format_quantity(seconds, "seconds") == text
+    assert beside(seconds, seconds, "seconds") == text
+
+
+def test_a_time_that_rounds_to_its_limit_is_given_in_full() -> None:
+    assert beside(0.01231, 0.0123, "seconds") == "12.3 ms (0.01231 s)"
+
+
+KEYS = ("name", "compute", "memory", "host", "network", "bandwidth", "latency", "ranks", "times", "group", "pointwise")
+
+MORE = ("capacity", "overhead", "attention", "float32", "bf16", "tf32", "other", "a b", '"', "é", "")
+
+NUMBERS = st.one_of(
+    st.integers(),
+    st.sampled_from([0, 1, 2, 8, 10**400, 1e12, 2.6e12, 0.35, float("inf"), float("nan"), -0.0, 5e-324]),
+    st.floats(),
+)
+
+LEAVES = st.one_of(NUMBERS, st.booleans(), st.text(max_size=5), st.sampled_from(["80 GiB", "1 TB/s", "x.table", "."]))
+
+TREES: st.SearchStrategy[Any] = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(KEYS + MORE), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+RATE = st.one_of(LEAVES, st.lists(st.lists(NUMBERS, max_size=3), max_size=3))
+
+NETWORK = st.dictionaries(st.sampled_from(("ranks", "bandwidth", "latency", "times", "group")), LEAVES)
+
+PROFILES = st.fixed_dictionaries(
+    {"compute": st.dictionaries(st.sampled_from((*DTYPES[:4], "bf16", "overhead", "attention")), RATE)},
+    optional={
+        "name": LEAVES,
+        "memory": st.dictionaries(st.sampled_from(("bandwidth", "pointwise", "capacity")), RATE),
+        "host": st.dictionaries(st.just("bandwidth"), RATE),
+        "network": st.lists(NETWORK, max_size=3),
+    },
+)
+
+"""Nearly profiles."""
+
+
+def toml(tree: Any) -> str:
+    """A value in TOML; tables in one line."""
+    if isinstance(tree, bool):
+        return str(tree).lower()
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{quoted(key)} = {toml(value)}" for key, value in tree.items()) + "}"
+    if isinstance(tree, list):
+        return "[" + ", ".join(map(toml, tree)) + "]"
+    return quoted(tree) if isinstance(tree, str) else str(tree)
+
+
+def quoted(text: str) -> str:
+    return '"' + "".join(f"\\U{ord(each):08x}" if not 0xD800 <= ord(each) < 0xE000 else "?" for each in text) + '"'
+
+
+def accept(found: DeviceProfile | Diagnostic) -> None:
+    if isinstance(found, DeviceProfile):
+        assert found.canonical
+        return
+    assert "APL152" <= found.code <= "APL158"
+    assert render_text((found,))
+    assert render_json((found,))
+    for span in (found.span, *(note.span for note in found.related)):
+        assert span is None or 0 <= span.start <= span.end <= len(span.source.text)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=examples(25, 1000))
+def test_random_bytes(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "d.toml").write_bytes(content)
+        accept(read_device("d.toml", Path(folder)))
+
+
+@given(st.dictionaries(st.sampled_from(KEYS + MORE), TREES, max_size=5), PROFILES, st.booleans())
+@settings(max_examples=examples(25, 1000))
+def test_random_trees(tree: dict[str, Any], profile: dict[str, Any], near: bool) -> None:
+    text = "\n".join(f"{quoted(key)} = {toml(value)}" for key, value in (profile if near else tree).items())
+    accept(parse_device(Source("d.toml", text), Path("/nowhere")))
+
+
+WORDS = st.sampled_from(
+    ["[", "]", "[[", "]]", "=", ".", ",", "{", "}", '"', "'", '"""', "'''", "#", "\n", "\r\n", " ", "\\", "a", "1", "é"]
+)
+
+
+@given(st.lists(WORDS, max_size=25).map("".join))
+@settings(max_examples=examples(25, 1000))
+def test_places_are_looked_for_in_any_text(text: str) -> None:
+    accept(parse_device(Source("d.toml", text), Path("/nowhere")))
+
+
+CELLS = st.sampled_from(
+    [
+        "Group",
+        "1MB (ms)",
+        "2MB (ms)",
+        "1GB (s)",
+        "0",
+        "64",
+        "all_reduce",
+        "0.5",
+        "nan",
+        "1e999",
+        "-",
+        "---",
+        "\n",
+        "\n",
+        "é",
+    ]
+)
+
+
+@given(st.lists(CELLS, max_size=25).map(" ".join))
+@settings(max_examples=examples(25, 1000))
+def test_any_table(text: str) -> None:
+    found = table_rows(Source("t.table", text))
+    if isinstance(found, Diagnostic):
+        accept(found)
+    else:
+        assert found

@@ -6,9 +6,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from attrs import frozen
 
 import policylang
-from policylang.language.diagnostics import Source
+from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.layout import format_source
 from policylang.language.lexer import keywords
 from policylang.language.loader import load_policy, parse_policy
@@ -47,6 +48,7 @@ from policylang.language.syntax import (
     Or,
     Ordinal,
     Overlap,
+    Policy,
     Prefetch,
     PrefetchOffloaded,
     Quantity,
@@ -54,19 +56,60 @@ from policylang.language.syntax import (
     Rewriting,
     Rule,
     Scope,
+    Selector,
     Step,
     Undecided,
     Union,
     Where,
 )
-from tests.language.told import policy, rule, selector
+
+
+@frozen
+class Told:
+    code: str
+    underlined: str
+    message: str
+    help: str | None = None
+
+
+def told(text: str) -> list[Told]:
+    return [as_told(each) for each in parse_policy(text).diagnostics]
+
+
+def as_told(diagnostic: Diagnostic) -> Told:
+    underlined = diagnostic.span.text if diagnostic.span is not None else ""
+    return Told(diagnostic.code, underlined, diagnostic.message, diagnostic.help)
+
+
+def policy(text: str) -> Policy:
+    """The policy of a text that is free of errors and warnings, but for `and` of two operators: it has a meaning."""
+    loaded = parse_policy(text)
+    assert {each.code for each in loaded.diagnostics} <= {"APL151"}
+    assert loaded.policy is not None
+    return loaded.policy
+
+
+def rule(text: str) -> Rule:
+    (only,) = policy(text).rules
+    return only
+
+
+def selector(text: str) -> Selector:
+    return rule(f"save {text}").selector
+
 
 MM = Operator(None, "mm", None)
+
 ADD = Operator(None, "add", None)
+
 BMM = Operator(None, "bmm", None)
+
 RELU = Operator(None, "relu", None)
+
 GATHER = Reference("all_gather")
+
 ANY_BLOCK = BlockSet("any")
+
 FROM_PARAMETER = Is("from parameter")
 
 LLAMA3 = """\
@@ -295,6 +338,7 @@ def test_predicates(text: str, tree: object) -> None:
 
 
 MIB = 1024**2
+
 EXPECTATIONS = [
     ("saved <= 6.4 GiB", ExpectTotal("saved", "<=", Quantity(6.4 * 1024 * MIB, "bytes"))),
     ("saved per block <= 220 MiB", ExpectTotal("saved", "<=", Quantity(220 * MIB, "bytes"), per_block=True)),
@@ -355,7 +399,9 @@ def test_rewrites(text: str, tree: Rewriting) -> None:
 
 
 PARAMETERS = Where(GATHER, Is("from parameter"))
+
 SCATTER = Reference("reduce_scatter")
+
 COLLECTIVE = Reference("collective")
 
 
