@@ -10,9 +10,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-
-pytest.importorskip("pytest_lsp", reason="needs a client of the language server")
-
 from attrs import evolve
 from lsprotocol import types
 from pytest_lsp import ClientServerConfig, make_test_lsp_client
@@ -31,8 +28,7 @@ from policylang.editor.state import State
 from policylang.editor.workspace import SETTINGS
 from policylang.language.diagnostics import diagnose
 from policylang.language.operators import OperatorTable
-from tests.editor.conftest import GRAPHS, SERVER
-from tests.editor.policies import with_edits
+from tests.editor.conftest import GRAPHS, SERVER, with_edits
 
 
 def place(found: types.Diagnostic) -> tuple[int, int, int, int]:

@@ -15,9 +15,6 @@ from random import Random
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pytest_lsp", reason="needs a client of the language server")
-
 from attrs import define
 from lsprotocol import types
 
@@ -31,8 +28,7 @@ from policylang.language.parser import parse_file
 from policylang.language.predicates import dimensions_of
 from policylang.language.shown import format_quantity
 from policylang.language.syntax import Statement
-from tests.editor.conftest import GRAPHS
-from tests.editor.real_client import Editor
+from tests.editor.conftest import GRAPHS, Editor
 
 _WORD = re.compile(r"[A-Za-z_]{4,}")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")

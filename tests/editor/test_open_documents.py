@@ -1,28 +1,34 @@
-"""Open documents without a client: what is published when, what is given up, and what is read again."""
+"""Open documents without a client: what is published when, which settings hold, what is read again and freed."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
+import logging
+import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("pygls", reason="needs the extra policylang[lsp]")
-
 import policylang
-from policylang.editor import open_documents
+from policylang.editor import open_documents, statements
+from policylang.editor.completion import completion
 from policylang.editor.hover import hints
 from policylang.editor.open_documents import OpenDocuments
-from policylang.editor.state import State, read_graph
+from policylang.editor.server import server
+from policylang.editor.state import GraphState, State, read_graph
+from policylang.editor.workspace import EditorSettings, Workspace, path_of, section_of
 from policylang.language.cancellation import check_cancelled
-from tests.editor.conftest import GRAPHS
-from tests.editor.weighed import weighed
+from tests.editor.conftest import GRAPHS, weighed
 
 GRAPH = GRAPHS / "tutorial.graph"
+
 POLICY = "save mm\nsave flash_attention\n"
 
 
@@ -359,3 +365,251 @@ def test_figures_of_another_snapshot_are_not_kept(tmp_path, graph) -> None:
         assert labels(await it.documents.settled(uri)) == []
 
     session(tmp_path, test, graph=str(graph))
+
+
+MEMORY_POLICY = "let heavy = mm, attention where bytes > 1 MiB\nrecompute everything\nsave heavy\noptional save add\n"
+
+WORDS = ("save", "optional recompute", "wrong")
+
+
+@pytest.fixture
+def planned(monkeypatch) -> list[weakref.ref[GraphState]]:
+    """All plans that are made."""
+    found: list[weakref.ref[GraphState]] = []
+
+    def noted(*arguments: Any) -> GraphState | None:
+        made = read_graph(*arguments)
+        found.extend(() if made is None else (weakref.ref(made), weakref.ref(made.plan)))  # type: ignore[arg-type]
+        return made
+
+    monkeypatch.setattr(open_documents, "read_graph", noted)
+    return found
+
+
+def _alive(found: list[weakref.ref[Any]]) -> int:
+    gc.collect()
+    return sum(each() is not None for each in found)
+
+
+def _edits(count: int) -> Iterator[str]:
+    for at in range(count):
+        yield f"{MEMORY_POLICY}{WORDS[at % len(WORDS)]} mul where bytes > {at} KiB\n"
+
+
+def test_after_many_edits_the_last_plan_is_there_and_no_other(tmp_path, planned) -> None:
+    states: list[weakref.ref[Any]] = []
+
+    async def test() -> None:
+        documents = OpenDocuments(lambda state: states.append(weakref.ref(state)))
+        documents.workspace.started_with = {"graph": str(GRAPHS / "tutorial.graph"), "pause": 0}
+        uri = (tmp_path / "mine.apl").as_uri()
+        for at, text in enumerate(_edits(32)):
+            documents.put(uri, at, text)
+            if at % 4 == 3:
+                await asyncio.sleep(0.003)  # the next edit ends what is under way
+            elif at % 16:
+                await documents.settled(uri)
+            else:
+                await weighed(documents, uri)
+        await weighed(documents, uri)
+        await asyncio.sleep(0.05)
+        assert len(planned) > 2 * 8
+        assert _alive(planned) <= 2, "the plan that is shown, and its state"
+        assert _alive(states) <= 2
+        documents.drop(uri)
+        await asyncio.sleep(0.05)
+        assert _alive(planned) == _alive(states) == 0
+        documents.close()
+
+    asyncio.run(test())
+
+
+def test_requests_that_a_change_ends_hold_nothing(tmp_path, planned, caplog) -> None:
+    caplog.set_level(logging.CRITICAL, logger="pygls")  # as the server does: a record of an error keeps its frames
+
+    async def test() -> None:
+        made = server()
+        made.protocol.set_writer(_Nowhere())
+
+        def send(method: str, params: Any, **more: Any) -> None:
+            text = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more})
+            made.protocol.handle_message(json.loads(text, object_hook=made.protocol.structure_message))
+
+        options = {"graph": str(GRAPHS / "tutorial.graph"), "pause": 0}
+        send("initialize", {"processId": None, "capabilities": {}, "initializationOptions": options}, id=1)
+        uri = (tmp_path / "mine.apl").as_uri()
+        opened = {"uri": uri, "languageId": "policylang", "version": 0, "text": MEMORY_POLICY}
+        send("textDocument/didOpen", {"textDocument": opened})
+        place = {"textDocument": {"uri": uri}, "position": {"line": 1, "character": 2}}
+        for at, text in enumerate(_edits(16)):
+            number = 10 * (at + 1)
+            send("textDocument/hover", place, id=number)
+            send("textDocument/hover", place, id=number + 1)
+            await asyncio.sleep(0)
+            send("$/cancelRequest", {"id": number})
+            changed = {"textDocument": {"uri": uri, "version": at + 1}, "contentChanges": [{"text": text}]}
+            send("textDocument/didChange", changed)
+            await asyncio.sleep(0.003)
+            if at % 2:
+                await made.documents.settled(uri)
+                send("textDocument/hover", place, id=number + 2)
+                await asyncio.sleep(0)
+        await weighed(made.documents, uri)
+        await asyncio.sleep(0.05)
+        assert len(planned) > 5
+        assert _alive(planned) <= 2
+        made.documents.close()
+
+    asyncio.run(test())
+
+
+def test_a_snapshot_that_another_one_replaces_is_freed(tmp_path) -> None:
+    async def test() -> None:
+        documents = OpenDocuments(lambda state: None)
+        graph = tmp_path / "mine.graph"
+        documents.workspace.started_with = {"graph": str(graph), "pause": 0}
+        uri = (tmp_path / "mine.apl").as_uri()
+        found: list[weakref.ref[Any]] = []
+        for at, name in enumerate(("tutorial", "gpt2", "tutorial")):
+            shutil.copy(GRAPHS / f"{name}.graph", graph)
+            os.utime(graph, (at, at))
+            documents.put(uri, at, f"recompute everything # {at}\nsave mm")
+            state = await weighed(documents, uri)
+            assert state.facts is not None
+            completion(state, len("recompute "))  # it counts what the graph has, and keeps the figures
+            statements.backward_counts(state.facts)
+            found.append(weakref.ref(state.facts))
+            del state
+        await asyncio.sleep(0.05)
+        gc.collect()
+        assert [each() is not None for each in found] == [False, False, True]
+        documents.close()
+
+    asyncio.run(test())
+
+
+class _Nowhere:
+    def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def made(**folders: Path) -> Workspace:
+    return Workspace({f"file://{path}": path for path in folders.values()})
+
+
+def project(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "pyproject.toml").write_text(f"[tool.policylang]\n{text}\n")
+    return folder
+
+
+def test_each_folder_has_its_own_settings_and_a_document_outside_all_those_nearest_to_it(tmp_path: Path) -> None:
+    one = project(tmp_path / "one", 'graph = "one.graph"')
+    two = project(tmp_path / "two", 'graph = "two.graph"\npath = "flat"\ndevice = "h100"')
+    out = project(tmp_path / "out", 'graph = "out.graph"')
+    (out / "deep").mkdir()
+    workspace = made(one=one, two=two)
+    assert workspace.settings_of(one / "x.apl").graph == str(one / "one.graph")
+    of_two = workspace.settings_of(two / "x.apl")
+    assert (of_two.graph, of_two.path) == (str(two / "two.graph"), "flat")
+    assert (of_two.device is not None and of_two.device.name == "NVIDIA H100 SXM") or of_two.device
+    assert workspace.settings_of(out / "deep" / "x.apl").graph == str(out / "out.graph")
+    assert workspace.settings_of(tmp_path / "x.apl") == EditorSettings()
+    assert workspace.settings_of(None).graph == str(one / "one.graph"), "a text in no file belongs to the first folder"
+    assert Workspace().settings_of(None) == Workspace().settings_of(Path("/x.apl")) == EditorSettings()
+
+
+def test_what_the_client_says_wins_and_what_it_leaves_out_is_the_project_s(tmp_path: Path) -> None:
+    folder = project(tmp_path / "one", 'graph = "one.graph"\npath = "flat"')
+    workspace = made(one=folder)
+    workspace.started_with = {"graph": "started.graph", "path": None, "device": ""}
+    found = workspace.settings_of(folder / "x.apl")
+    assert (found.graph, found.path, found.device) == (str(folder / "started.graph"), "flat", None)
+    workspace.pushed = section_of({"policylang": {"graph": "${workspaceFolder}/pushed.graph"}, "other": 1})
+    assert workspace.settings_of(folder / "x.apl").graph == str(folder / "pushed.graph")
+    workspace.asked = {None: {"graph": "/all.graph"}, f"file://{folder}": {"graph": "of-folder.graph", "pause": 0}}
+    assert workspace.settings_of(folder / "x.apl").graph == str(folder / "of-folder.graph")
+    assert workspace.settings_of(folder / "x.apl").pause == 0
+    assert workspace.settings_of(tmp_path / "x.apl").graph == "/all.graph"
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "word"),
+    [
+        ({"path": "jiont"}, "APL640", "joint"),
+        ({"path": ["joint"]}, "APL640", "['joint']"),
+        ({"device": "h1000"}, "APL152", "h1000"),
+        ({"device": "cuda"}, "APL416", "cuda"),
+        ({"device": "./none.toml"}, "APL152", "none.toml"),
+        ({"device": {"name": 1}}, "APL640", "no text"),
+        ({"graph": 5}, "APL640", "no text"),
+        ({"graph": "a\0b"}, "APL640", "no text"),
+        ({"pause": "soon"}, "APL640", "soon"),
+        ({"pause": -1}, "APL640", "-1"),
+        ({"pause": float("nan")}, "APL640", "nan"),
+    ],
+)
+def test_a_setting_that_is_none_is_a_diagnostic(tmp_path: Path, given: dict[str, object], code: str, word: str) -> None:
+    workspace = made(one=tmp_path)
+    workspace.started_with = given
+    found = workspace.settings_of(tmp_path / "x.apl")
+    (problem,) = found.problems
+    assert problem.code == code
+    assert word in f"{problem.message} {problem.help}"
+    assert found.plans is ("pause" in given)
+
+
+def test_a_user_that_there_is_not_has_no_folder(tmp_path: Path) -> None:
+    workspace = made(one=tmp_path)
+    workspace.started_with = {"graph": "~nobody-by-this-name/x.graph"}
+    assert workspace.settings_of(tmp_path / "x.apl").graph == str(tmp_path / "~nobody-by-this-name" / "x.graph")
+
+
+@pytest.mark.parametrize("settings", [None, [], "text", 5, {"policylang": None}, {"policylang": [1]}])
+def test_settings_that_are_none_at_all_say_nothing(settings: object) -> None:
+    workspace = Workspace(pushed=section_of(settings))
+    assert workspace.settings_of(None) == EditorSettings()
+
+
+def test_a_project_that_changes_is_read_again(tmp_path: Path) -> None:
+    workspace = made(one=tmp_path)
+    assert workspace.settings_of(tmp_path / "x.apl").graph is None
+    project(tmp_path, 'graph = "one.graph"')
+    assert workspace.settings_of(tmp_path / "x.apl").graph == str(tmp_path / "one.graph")
+    project(tmp_path, "graph = 5")
+    found = workspace.settings_of(tmp_path / "x.apl")
+    assert [each.code for each in found.problems] == ["APL647"]
+    assert not found.plans
+    (tmp_path / "pyproject.toml").unlink()
+    assert workspace.settings_of(tmp_path / "x.apl") == EditorSettings()
+
+
+def test_a_document_is_called_as_its_innermost_folder_sees_it(tmp_path: Path) -> None:
+    workspace = made(one=tmp_path, two=tmp_path / "sub")
+    assert workspace.name_of(tmp_path / "x.apl", "") == "x.apl"
+    assert workspace.name_of(tmp_path / "sub" / "deep" / "x.apl", "") == "deep/x.apl"
+    assert workspace.name_of(Path("/elsewhere/x.apl"), "") == "/elsewhere/x.apl"
+    assert workspace.name_of(None, "untitled:Untitled-1") == "untitled:Untitled-1"
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("file:///a/b.apl", "/a/b.apl"),
+        ("file:///a%20b/%C3%A9%F0%9D%94%98;x%23y%3F.apl", "/a b/é𝔘;x#y?.apl"),
+        ("file:///a;b.apl", "/a;b.apl"),
+        ("file://localhost/a.apl", "/a.apl"),
+        ("file:///a%ffb.apl", "/a\udcffb.apl"),
+        ("untitled:Untitled-1", None),
+        ("vscode-notebook-cell:/a/b.ipynb#W0", None),
+        ("file:///a%00b", None),
+        ("http://[x/y.apl", None),
+        ("", None),
+        ("file://", None),
+    ],
+)
+def test_an_address_names_a_file(uri: str, path: str | None) -> None:
+    assert path_of(uri) == (None if path is None else Path(path))

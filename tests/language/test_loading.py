@@ -24,7 +24,6 @@ from policylang.planning.inspection.worth import worth_of_rules
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.report.diagnostics import render_text
-from tests.editor.conftest import GRAPHS
 
 
 def test_a_policy_comes_out() -> None:
@@ -182,7 +181,7 @@ def test_includes_that_multiply_are_reported_once(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def facts() -> Facts:
-    return facts_of(GRAPHS / "fsdp.graph")
+    return facts_of(Path(__file__).parents[2] / "docs" / "graphs" / "fsdp.graph")
 
 
 def planned(name: str, facts: Facts) -> Plan:
