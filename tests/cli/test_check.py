@@ -440,7 +440,7 @@ def printed(case: str, form: str, folder: Path) -> str:
     out = StringIO()
     version = mock.patch("policylang.report.diagnostics.installed_version", return_value="1.2.3")
     # a torch that is loaded has more names to suggest
-    operators = mock.patch("policylang.api.check.operators_at_hand", OperatorTable.bundled)
+    operators = mock.patch("policylang.api.load.operators_at_hand", OperatorTable.bundled)
     with chdir(folder), redirect_stdout(out), version, operators:
         assert main(["check", f"{case} error.apl", "--output-format", form, *graph]) == 1
     return out.getvalue()
