@@ -7,7 +7,7 @@
     scripts/update_docs_figures.py --check            # write nothing; exit with 1 where a page is not what runs print
 
 Run it with the Python of an environment that has the extra `test`, for example `.venv/bin/python`. The same functions
-are what tests/documents/test_outputs.py compares with. Times are left as they stand unless something else changed.
+are what tests/documents/test_pages.py compares with. Times are left as they stand unless something else changed.
 """
 
 from __future__ import annotations

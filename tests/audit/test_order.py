@@ -1,25 +1,55 @@
-"""What the audit of an order finds in a graph that somebody changed after the order was carried out."""
+"""What an audit reads: the order of a graph and of generated code, and every node as a slow reader has it."""
 
 from __future__ import annotations
 
+import ast
+import json
+import operator
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
+import policylang
 from policylang import trace_step
-from policylang.audit.order import audit_order, displaced
+from policylang.audit.graphs import audit_flat, read, read_halves
+from policylang.audit.order import (
+    ELSEWHERE,
+    CodeAudit,
+    CommunicationStep,
+    audit_order,
+    between,
+    differences,
+    displaced,
+    read_code,
+)
+from policylang.audit.outcome import Found
+from policylang.backends.flat import rematerialise
+from policylang.graph import marks
 from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, Flag, Phase
+from policylang.operators.calls import argument, describe, nodes_in
 from policylang.planning.graph_edit import Edit, Edits, NewNode, Proof
+from policylang.planning.liveness import backward_needs
 from policylang.planning.plan import OrderPlan
+from tests.backends.test_partition_cases import traced
+from tests.support.decided import decided
 from tests.support.flat_graphs import copy_graph
 from tests.support.hand_orders import drawn_order, order_of
+from tests.support.random_flat import random_flat
+from tests.support.run_partition import Traced
 from tests.support.sharded import ALL_GATHER, fake_ranks, sharded_stack
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -204,3 +234,469 @@ def test_the_least_is_said_to_have_moved(seed: int, count: int) -> None:
         assert each.behind == (found.index(before[-1]) if before else -1)
         smaller = [step for step in stays if step < found[each.at]]
         assert each.planned == (found.index(smaller[-1]) if smaller else -1)
+
+
+# as Inductor of torch 2.13 generated it of a function of every kind of collective, without sizes and comments
+ALL_KINDS = """
+class Runner:
+    def call(self, args):
+        arg0_1, arg1_1 = args
+        args.clear()
+        buf0 = empty_strided_cpu((4, 4), (4, 1), torch.float32)
+        cpp_fused_all_reduce_mul_0(arg0_1, buf0)
+        torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')
+        buf3 = torch.ops._c10d_functional.all_gather_into_tensor_coalesced.default([arg0_1, arg1_1], 2, '0')
+        buf4 = buf3[0]
+        assert_size_stride(buf4, (8, 4), (4, 1), 'torch.ops._c10d_functional.all_gather_into_tensor_coalesced.default')
+        buf5 = buf3[1]
+        del buf3
+        buf9 = empty_strided_cpu((4, 4), (4, 1), torch.float32)
+        extern_kernels.mm(arg1_1, arg1_1, out=buf9)
+        torch.ops._c10d_functional.wait_tensor.default(buf4)
+        cpp_fused_all_reduce_coalesced_broadcast_slice_1(buf9, buf4, buf12, buf18, buf13)
+        del buf9
+        torch.ops._c10d_functional.all_reduce_coalesced_.default([buf12, buf13], 'sum', '0')
+        buf17 = torch.ops._c10d_functional.all_to_all_single.default(arg1_1, [2, 2], [2, 2], '1')
+        torch.ops._c10d_functional.wait_tensor.default(buf0)
+        torch.ops._c10d_functional.wait_tensor.default(buf13)
+        torch.ops._c10d_functional.wait_tensor.default(reinterpret_tensor(buf5, (4, 8), (1, 4), 0))
+        torch.ops._c10d_functional.wait_tensor.default(arg0_1)
+        return (buf0, buf4, buf5, buf12, buf13, buf17, )
+"""
+
+
+def short(source: str, *operators: str) -> list[str]:
+    steps = read_code(source, operators)
+    return [
+        f"{'start' if step.starts else 'wait'} {step.number} {step.operator.rpartition('.')[2]} "
+        f"{step.group or '-'} {step.kernels}"
+        for step in steps
+    ]
+
+
+def test_every_kind_of_collective_is_read() -> None:
+    assert short(ALL_KINDS) == [
+        "start 0 all_reduce 0 1",
+        "start 1 all_gather_into_tensor_coalesced 0 0",
+        "wait 1 all_gather_into_tensor_coalesced - 1",
+        "start 2 all_reduce_coalesced 0 1",
+        "start 3 all_to_all_single 1 0",
+        "wait 0 all_reduce - 0",
+        "wait 2 all_reduce_coalesced - 0",
+        "wait 1 all_gather_into_tensor_coalesced - 0",
+        f"wait {ELSEWHERE} wait_tensor - 0",
+    ]
+
+
+def test_partitions_are_read_where_they_are_called() -> None:
+    source = """
+def partition_0(args):
+    arg0, arg1 = args
+    args.clear()
+    triton_poi_fused_0.run(arg0, buf1, 16, stream=stream0)
+    return (buf1, )
+def partition_1(args):
+    buf0, buf1 = args
+    with torch.cuda._DeviceGuard(0):
+        torch.ops._c10d_functional.wait_tensor.default(buf0)
+        extern_kernels.mm(buf0, buf1, out=buf2)
+    return (buf2, )
+class Runner:
+    def call(self, args):
+        arg0, arg1 = args
+        buf0 = torch.ops._c10d_functional.all_gather_into_tensor.default(arg0, 2, '0')
+        partition0_args = [arg0, arg1]
+        (buf1,) = self.partitions[0](partition0_args)
+        partition1_args = [buf0, buf1]
+        (buf2,) = self.partitions[1](partition1_args)
+        buf3 = torch.ops._c10d_functional.reduce_scatter_tensor.default(buf2, 'sum', 2, '0')
+        buf4 = buf3; del buf3  # reuse
+        torch.ops._c10d_functional.wait_tensor.default(buf4)
+        return (buf4, )
+"""
+    assert short(source) == [
+        "start 0 all_gather_into_tensor 0 0",
+        "wait 0 all_gather_into_tensor - 1",
+        "start 1 reduce_scatter_tensor 0 1",
+        "wait 1 reduce_scatter_tensor - 0",
+    ]
+
+
+def test_a_collective_of_a_namespace_of_its_own_is_told_by_the_plan() -> None:
+    source = (
+        "def call(args):\n    buf0 = torch.ops.mine.exchange.default(a, '0')\n    torch.ops.aten.sort.default(buf0)\n"
+    )
+    assert short(source) == []
+    assert short(source, "mine.exchange") == ["start 0 exchange 0 0"]
+
+
+def test_a_result_that_is_filled_is_known_by_its_buffer() -> None:
+    source = """
+def call(args):
+    torch.ops._c10d_functional.all_gather_into_tensor_out.default(arg0, 2, '0', out=buf0)
+    buf1 = empty_strided_cpu((4, ), (1, ), torch.float32)
+    torch.ops._c10d_functional.wait_tensor.default(buf0)
+"""
+    assert short(source) == ["start 0 all_gather_into_tensor 0 0", "wait 0 all_gather_into_tensor - 0"]
+
+
+@pytest.mark.parametrize(
+    "source", ["#include <torch/csrc/inductor/cpp_wrapper/cpu.h>\nvoid f() {}", "x = 1\n", "(" * 9]
+)
+def test_what_is_not_the_wrapper_in_python_is_not_read(source: str) -> None:
+    assert read_code(source) is None
+
+
+def test_a_half_in_another_language_is_told_to_be_unread() -> None:
+    audit = CodeAudit({"forward": [PLANNED], "backward": [()]})
+    (unread,) = audit.check("forward", "#include <cpp_wrapper.h>")
+    assert unread.code == "APL347"
+    assert [(each.half, each.status) for each in audit.reports()] == [("forward", "not read")]
+
+
+def test_code_is_held_to_the_partition_that_it_is_of() -> None:
+    other = gathers("s0", "w0")
+    audit = CodeAudit({"forward": [PLANNED, other], "backward": []})
+    source = """
+def call(args):
+    buf0 = torch.ops._c10d_functional.all_gather_into_tensor.default(arg0, 2, '0')
+    torch.ops._c10d_functional.wait_tensor.default(buf0)
+"""
+    assert not audit.check("forward", source, other)
+    (difference,) = audit.check("forward", source, PLANNED)
+    assert difference.code == "APL345"
+    assert CodeAudit.from_json(audit.to_json()).planned == audit.planned
+
+
+def gathers(*order: str) -> tuple[CommunicationStep, ...]:
+    """``s0`` starts the first gather, ``w0`` awaits it, and a number is of the products in between."""
+    steps, kernels = [], 0
+    for word in order:
+        if word.isdecimal():
+            kernels = int(word)
+            continue
+        starts, number = word[0] == "s", int(word[1:])
+        step = CommunicationStep(starts, number, "_c10d_functional.all_gather_into_tensor", "0" if starts else "")
+        steps.append(evolve(step, kernels=kernels, alone=kernels, name=f"gather_{number}"))
+        kernels = 0
+    return tuple(steps)
+
+
+PLANNED = gathers("s0", "2", "s1", "w0", "1", "w1")
+
+
+def test_what_runs_beside_a_collective_is_counted_up_to_its_first_wait() -> None:
+    assert between(gathers("3", "s0", "2", "s1", "w0", "1", "w1", "4", "w1")) == {0: 2, 1: 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (gathers("s0", "5", "s1", "w0", "2", "w1"), ()),
+        (
+            gathers("s0", "w0", "s1", "w1"),
+            ("step 1 of its communication is the wait for", "the start of", "`gather_1`"),
+        ),
+        (
+            gathers("s0", "s1", "w0"),
+            ("step 3 of its communication is missing", "the wait for all_gather_into_tensor 1"),
+        ),
+        ((*PLANNED, *gathers("s2")), ("step 4 of its communication is the start of", "the plan has no more there")),
+        (
+            gathers("s0", "s1", "w0", "w1"),
+            ("nothing is computed", "`gather_0` and 1 other collective", "2 products there"),
+        ),
+        (gathers("s0", "1", "s1", "w0", "w1"), ("nothing is computed", "`gather_1`;", "1 product there")),
+    ],
+)
+def test_differences_are_named(code: tuple[CommunicationStep, ...], said: tuple[str, ...]) -> None:
+    found = [each.message for each in differences(PLANNED, code, "backward")]
+    assert len(found) == bool(said)
+    for words in said:
+        assert words in found[0]
+        assert "in the code of the backward" in found[0]
+
+
+def test_another_group_is_another_order_and_one_that_is_not_named_is_not() -> None:
+    other = (evolve(PLANNED[0], group="7"), *PLANNED[1:])
+    (found,) = differences(PLANNED, other, "forward")
+    assert "over group `7`; the plan has group `0` there" in found.message
+    assert not list(differences(PLANNED, (evolve(PLANNED[0], group=""), *PLANNED[1:]), "forward"))
+
+
+def test_steps_come_back_from_json_with_all_that_is_compared() -> None:
+    audit = CodeAudit({"forward": [PLANNED], "backward": [()]})
+    again = CodeAudit.from_json(json.loads(json.dumps(audit.to_json())))
+    assert again.planned == audit.planned
+    assert [step.kernels for step in again.planned["forward"][0]] == [step.kernels for step in PLANNED]
+
+
+ORDERED = Flag.RANDOM | Flag.READS_MUTATED | Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE
+
+
+class SlowReader:
+    """Of a flat graph without copies between device and host."""
+
+    def __init__(self, facts: Facts, graph: fx.Graph) -> None:
+        self.facts = facts
+        self.nodes = list(graph.nodes)
+        self.at = self.nodes.index
+
+    def keeper(self, node: Any, piece: int) -> fx.Node | None:
+        if isinstance(node, fx.Node) and node.target is operator.getitem and node.args[1] == piece:
+            source = node.args[0]
+            if isinstance(source, fx.Node) and str(source.target) == "run_and_save_rng_state":
+                return source
+        return None
+
+    def row(self, node: fx.Node) -> int:
+        if self.keeper(node, 0) is not None:
+            return -1
+        named = self.keeper(node, 1) or node
+        return self.facts.index.get(self.origin(named) or named.name, -1)
+
+    def origin(self, node: fx.Node) -> str | None:
+        return marks.custom(node.meta).get(marks.RECOMPUTED)
+
+    def second(self, node: fx.Node) -> bool:
+        return self.origin(node) is not None and node.op == "call_function"
+
+    def late(self, node: fx.Node) -> bool:
+        row = self.row(node)
+        return self.origin(node) is not None or (row >= 0 and self.facts.phases[row] == Phase.BACKWARD)
+
+    def forward_reads(self, late: bool) -> list[tuple[int, int]]:
+        """Position of a reader, and the row that it reads of the forward or of the inputs."""
+        return [
+            (at, self.row(read))
+            for at, node in enumerate(self.nodes)
+            if self.late(node) is late
+            for read in node.all_input_nodes
+            if self.row(read) >= 0 and not self.late(read)
+        ]
+
+    def crossing(self) -> dict[int, int]:
+        reads = self.forward_reads(late=True)
+        return {row: max(at for at, each in reads if each == row) for _, row in reads}
+
+    def held(self) -> dict[int, int]:
+        roots = self.facts.storage_roots
+        reads = [(at, roots[row]) for at, row in self.forward_reads(late=False)]
+        return {root: max(at for at, each in reads if each == root) for _, root in reads}
+
+    def saved(self) -> list[int]:
+        facts = self.facts
+        return sorted(
+            row for row in self.crossing() if facts.phases[row] == Phase.FORWARD and not facts.has(row, Flag.SYMBOLIC)
+        )
+
+    def recomputed(self) -> list[int]:
+        return [self.row(node) for node in self.nodes if self.second(node)]
+
+    def first_runs(self) -> list[fx.Node]:
+        called = (node for node in self.nodes if node.op == "call_function" and self.row(node) >= 0)
+        return [node for node in called if not self.second(node)]
+
+    def twice(self) -> list[int]:
+        forward = [self.at(node) for node in self.first_runs() if not self.late(node)]
+        again = [node for node in self.nodes if self.second(node)]
+
+        def shares_a_part(node: fx.Node, earlier: fx.Node) -> bool:
+            start, end = self.at(earlier), self.at(node)
+            return start < end and self.row(earlier) == self.row(node) and not any(start < at < end for at in forward)
+
+        return [self.row(node) for node in again if any(shares_a_part(node, other) for other in again)]
+
+    def redrawn(self) -> list[int]:
+        found = []
+        for node in filter(self.second, self.nodes):
+            replays = str(node.target) == "run_with_rng_state"
+            draws = bool(describe(node.target).flags & Flag.RANDOM) or replays
+            keeper = self.keeper(node.args[0], 0) if replays else None
+            kept = self.row(keeper) if keeper is not None else -1
+            if draws and self.facts.has(self.row(node), Flag.RANDOM) and kept != self.row(node):
+                found.append(self.row(node))
+        return found
+
+    def rewritten(self) -> list[int]:
+        return [
+            self.row(node)
+            for node in self.nodes
+            if self.second(node)
+            and any(not self.second(each) for each in nodes_in(argument(node, describe(node.target).written)))
+        ]
+
+    def swapped(self) -> set[str]:
+        facts = self.facts
+        rows = [self.row(node) for node in self.first_runs()]
+        ordered = [row for row in rows if facts.flags[row] & ORDERED and facts.owners[row] == row]
+        return {facts.names[row] for at, row in enumerate(ordered) if any(before > row for before in ordered[:at])}
+
+    def early(self) -> list[tuple[str, str]]:
+        return [
+            (node.name, read.name)
+            for node in self.nodes
+            for read in node.all_input_nodes
+            if self.at(read) > self.at(node)
+        ]
+
+    def unknown(self) -> list[str]:
+        called = (node for node in self.nodes if node.op == "call_function")
+        return [node.name for node in called if self.row(node) < 0 and self.keeper(node, 0) is None]
+
+
+numbers = st.lists(st.integers(0, 63), min_size=12, max_size=90)
+choices = st.lists(st.booleans(), min_size=1, max_size=40)
+spoilings = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 999), st.integers(0, 999)), max_size=4)
+
+
+def spoil(graph: fx.Graph, how: int, one: int, other: int) -> None:
+    """A node read elsewhere, moved, copied, or its mark taken off or put on: any of which may be harmless."""
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    node, place = nodes[one % len(nodes)], nodes[other % len(nodes)]
+    if how == 0 and node.all_input_nodes:
+        node.replace_input_with(node.all_input_nodes[0], place)
+    elif how == 1:
+        place.prepend(node)
+    elif how == 2:
+        with graph.inserting_before(place):
+            graph.node_copy(node)
+    elif how == 3:
+        node.meta = {key: value for key, value in node.meta.items() if key != "custom"}
+    elif how == 4:
+        node.meta = {**node.meta, "custom": {**marks.custom(node.meta), marks.RECOMPUTED: place.name}}
+
+
+def assert_same_reading(facts: Facts, graph: fx.Graph) -> None:
+    found, slow = read(facts, graph), SlowReader(facts, graph)
+    assert found.order == [node.name for node in slow.nodes]
+    assert found.crossing == slow.crossing()
+    assert found.held == slow.held()
+    assert found.saved == slow.saved()
+    assert found.recomputed == slow.recomputed()
+    assert found.twice == slow.twice()
+    assert found.redrawn == slow.redrawn()
+    assert found.rewritten == slow.rewritten()
+    assert set(found.swapped) == slow.swapped()
+    assert sorted(found.early) == sorted(slow.early())
+    assert found.unknown == slow.unknown()
+
+
+@given(numbers, choices, st.integers(2, 6), spoilings)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.data_too_large])
+def test_reads_what_the_definitions_say(
+    drawn: list[int], recompute: list[bool], segments: int, spoiled: list[tuple[int, int, int]]
+) -> None:
+    gm = random_flat(drawn, segments).gm
+    facts = collect(gm)
+    plan = decided(facts, lambda owner: recompute[owner % len(recompute)])
+    rematerialise(gm, plan)
+    assert_same_reading(facts, gm.graph)
+    assert audit_flat(plan, gm.graph).agrees
+    for how, one, other in spoiled:
+        spoil(gm.graph, how, one, other)
+        assert_same_reading(facts, gm.graph)
+
+
+@cache
+def joint() -> Traced:
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        for _ in range(3):
+            x = nn.functional.dropout((x @ weight).sin().cos() + x, 0.5)
+        return x.exp() * torch.rand_like(x)
+
+    return traced(forward, torch.rand(4, 4), torch.rand(4, 4))
+
+
+def assert_same_halves(facts: Facts, found: Found, forward: fx.Graph, backward: fx.Graph, outputs: int) -> None:
+    """By names alone, but for what is drawn again, which has none."""
+    names = facts.names
+    kept = [value.name for value in forward.output_node().args[0][outputs:]]
+    taken = {node.name for node in backward.nodes if node.op == "placeholder"}
+    crossing = {name for name in kept if name in taken and name in facts.index}
+    is_input = {name for name in crossing if facts.phases[facts.index[name]] == Phase.INPUT}
+    assert {names[row] for row in found.crossing} == crossing
+    assert {names[row] for row in found.saved} == crossing - is_input
+    returned = {names[row]: place for row, (place, _) in found.places.items()}
+    assert returned == {name: outputs + at for at, name in enumerate(kept) if name in crossing}
+    called = [facts.index.get(node.name, -1) for node in backward.nodes if node.op == "call_function"]
+    again = [row for row in called if row >= 0 and facts.phases[row] == Phase.FORWARD]
+    assert [row for row in found.recomputed if not facts.has(row, Flag.RANDOM)] == [
+        row for row in again if not facts.has(row, Flag.RANDOM)
+    ]
+    for graph in (forward, backward):
+        order = {node: at for at, node in enumerate(graph.nodes)}
+        early = {
+            (node.name, read.name) for node in graph.nodes for read in node.all_input_nodes if order[read] > order[node]
+        }
+        assert early <= set(found.early)
+
+
+@given(st.lists(st.sampled_from(["save", "recompute"]), min_size=6, max_size=6), spoilings)
+@settings(max_examples=25)
+def test_reads_two_halves_as_the_definitions_say(fates: list[str], spoiled: list[tuple[int, int, int]]) -> None:
+    what = ("mm", "sin", "cos", "add", "random", "exp")
+    text = "\n".join(["undecided -> save", *(f"{fate} {name}" for fate, name in zip(fates, what, strict=True))])
+    graph = joint()
+    partition = graph.partition(text)
+    plan, forward, backward = partition.plan, partition.forward.graph, partition.backward.graph
+    needs = backward_needs(plan.facts, plan.decisions)
+    for how, one, other in [(5, 0, 0), *spoiled]:
+        spoil(backward if one % 2 else forward, how, one // 2, other)
+        found = read_halves(plan, needs, forward, backward, num_fwd_outputs=graph.num_fwd_outputs)
+        assert_same_halves(plan.facts, found, forward, backward, graph.num_fwd_outputs)
+
+
+PACKAGE = Path(policylang.__file__).parent
+AUDITED = ("policylang.backends", "policylang.tracing", "policylang.simulation")
+REPORTS = {"Audit", "partition_report", "plan_report"}
+WHO_CALLS_IT = {
+    "backends/records.py": {"CodeAudit"},
+    "backends/eager/region.py": {"audit_eager"},
+    "backends/flat.py": {"audit_flat"},
+    "backends/joint.py": {"audit", "audit_copies", "audit_order", "read_halves"},
+    "backends/path.py": {"audit_order"},
+    "backends/torch_compile/inductor.py": {"CodeAudit"},
+}
+
+"""By file what it calls, beside the class of what an audit comes to and the functions that make reports."""
+
+
+def imports(file: Path) -> set[tuple[str, str]]:
+    """Module and name of every import of a file, those within functions included."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found |= {(node.module or "", name.name) for name in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {(name.name, "") for name in node.names}
+    return found
+
+
+def test_it_imports_nothing_that_it_audits() -> None:
+    files = sorted((PACKAGE / "audit").glob("*.py"))
+    assert len(files) > 3
+    for file in files:
+        assert not [module for module, _ in imports(file) if module.startswith(AUDITED)], file.name
+
+
+def test_nothing_that_it_imports_does() -> None:
+    modules = [f"policylang.audit.{file.stem}" for file in (PACKAGE / "audit").glob("*.py") if file.stem[0] != "_"]
+    program = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [name for name in done.stdout.split() if name.startswith(AUDITED)] == []
+
+
+def test_backends_call_it_at_the_end_and_take_nothing_else_from_it() -> None:
+    found = {
+        file.relative_to(PACKAGE).as_posix(): {
+            name
+            for module, name in imports(file)
+            if module.startswith("policylang.audit") and module != "policylang.audit.report"
+        }
+        - REPORTS
+        for file in (PACKAGE / "backends").rglob("*.py")
+    }
+    assert {file: names for file, names in found.items() if names} == WHO_CALLS_IT

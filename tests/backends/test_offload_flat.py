@@ -25,7 +25,7 @@ from tests.support.flat_graphs import Flat, assert_bitwise_equal
 from tests.support.hand import by_hand
 from tests.support.late import Late, copied_over
 from tests.support.random_flat import random_flat
-from tests.tracing.steps import loss_of
+from tests.tracing.test_against_eager import loss_of
 
 aten = torch.ops.aten
 

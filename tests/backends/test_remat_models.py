@@ -1,6 +1,6 @@
 """Policies on flat graphs of real models: loss, gradients and buffers equal to the last bit, whoever traced them.
 
-The bundled policies on traced steps are in ``tests/policies/test_flat_policies.py``.
+The bundled policies on traced steps are in ``tests/policies/test_bundled.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from policylang.audit.report import Report
 from tests.graph.captured import flat_of
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph, gradients, trace_flat
 from tests.support.models import ZOO, Example
-from tests.tracing.steps import trace
+from tests.tracing.test_against_eager import trace
 
 TRANSFORMERS = ("llama", "qwen3", "mixtral", "gpt2", "flex")
 MODELS = ["llama", "gpt2", "resnet", "dropout"]

@@ -29,9 +29,7 @@ from tests.support.models import llama
 from tests.support.textgraph import facts_of
 
 GOOD = "save mm\n"
-
 WARNING = "let unused = mm\nsave bmm\n"
-
 BAD = "save mmm\nrecompute every 2nd mm per blok\n"
 
 
@@ -219,7 +217,6 @@ GRAPH = """
     %c = aten.mul.Tensor(%b, %mm)
     output(%mm_1, %c)
 """
-
 OTHER = GRAPH.replace("aten.sin", "aten.cos")
 
 
@@ -406,9 +403,7 @@ def test_a_policy_of_thousands_of_rules_ends_with_its_verdict(folder: Path, poli
 
 
 GOLDEN = Path(__file__).parent / "golden"
-
 ENDING = {"json": "json", "sarif": "json", "junit": "xml"}
-
 CASES = {
     "syntax": "policy p\nsave mm or\nrecompute every 2nd mm per blok\n",
     "name": "let big = mm\nlet big = bmm\nsave big, atention in block\n",
@@ -416,7 +411,6 @@ CASES = {
     "expect saved <= 1 B\n",
     "include": 'include <fsdp>\ninclude "other.apl"\nsave mm\n',
 }
-
 TAGGED = """
     %x = input
     %w = parameter

@@ -145,7 +145,6 @@ def test_a_stream_that_is_full_or_closed(command: str, code: int, err: str) -> N
 
 
 GRAPHS = Path(__file__).resolve().parents[2] / "docs" / "graphs"
-
 POLICY = "recompute everything in block\nsave (attention, everything where crosses block) in block\n"
 
 
@@ -323,7 +322,6 @@ def test_a_path_alone_changes_nothing_for_a_check_without_a_graph(project, polic
 
 
 PROFILE = 'name = "mine"\n[compute]\nfloat32 = 1e12\n[memory]\nbandwidth = 1e12\n'
-
 FILES = {
     "my.apl": 'include "part.apl"\ndevice "d.toml"\nsave mm\n',
     "part.apl": "recompute everything\n",
@@ -334,13 +332,9 @@ FILES = {
     "r.json": json.dumps({"fields": [], "nodes": []}),
     "pyproject.toml": '[tool.policylang]\ngraph = "project.graph"\n',
 }
-
 PLAN = ("plan", "my.apl", "--graph", "g.graph")
-
 TUNE = ("tune", "--graph", "g.graph", "--device", "d.toml", "--peak", "1 GiB")
-
 SAVE_OPS = ("import-torchtitan", "layers.0::aten.mm.default", "--graph", "g.graph")
-
 OVER = {
     "the policy": (*PLAN, "--html", "my.apl"),
     "the graph": (*PLAN, "--html", "g.graph"),
@@ -425,7 +419,6 @@ def test_what_cannot_be_written_whole_is_left(
 
 
 ROOT = Path(__file__).resolve().parents[2]
-
 HOSTILE_POLICY = """blocks layers.*
 undecided -> auto
 recompute everything in block
@@ -434,11 +427,8 @@ save everything in "nosuch.*"
 save add in layers.*.norm
 expect saved <= 1 B
 """
-
 HOSTILE_GRAPH = ("--graph", "hostile.graph")
-
 HOSTILE_TUNE = ("tune", *HOSTILE_GRAPH, "--device", "h100-sxm")
-
 RUNS = {
     **{f"check {form}": ("check", "mine.apl", *HOSTILE_GRAPH, "--output-format", form) for form in RENDERERS},
     **{f"test {form}": ("test", "a.md", "--output-format", form) for form in RENDERERS},
@@ -462,7 +452,6 @@ RUNS = {
     "tune table": (*HOSTILE_TUNE, "--table"),
     "tune json": (*HOSTILE_TUNE, "--table", "--output-format", "json"),
 }
-
 HOSTILE_GRAPHS = {"fsdp": load(ROOT / "docs" / "graphs" / "fsdp.graph"), "small": facts_of(SMALL)}
 
 
@@ -506,7 +495,6 @@ save sin in block
 expect saved <= 10 GiB
 expect recomputed flops per block <= 1%
 """
-
 NARROW_COMMANDS = {
     "check": ("check", "a_policy_with_a_long_name.apl", "--graph", "small.graph"),
     "plan": ("plan", "a_policy_with_a_long_name.apl", "--graph", "small.graph"),

@@ -40,16 +40,12 @@ bandwidth = 1e8
 bandwidth = 1e9
 latency = 1e-3
 """
-
 BFLOAT = "shape=8x8 dtype=bfloat16"
-
 LAYER = f"""
     %a{{n}} = aten.mm.default(%b{{before}}, %w) layers.{{n}} bytes=1000000 flops=20000000000 {BFLOAT}
     %b{{n}} = aten.sin.default(%a{{n}}) layers.{{n}} bytes=1000000 {BFLOAT}
 """
-
 BACKWARD = f"    %g{{n}} = aten.mul.Tensor(%g{{after}}, %b{{n}}, %a{{n}}) bytes=1000000 {BFLOAT}"
-
 GRAPH = "\n".join(
     [
         *(f"%b0 = input bytes=1000000 {BFLOAT}", f"%w = parameter bytes=1000000 {BFLOAT}"),
@@ -63,7 +59,6 @@ GRAPH = "\n".join(
 """Four layers: a product takes 20 ms, a sine 2 ms, and what the backward does of each layer 4 ms."""
 
 POLICY = "blocks layers.*\nrecompute everything in block\nsave sin in block\n"
-
 OTHER = "blocks layers.*\nrecompute everything in block\nsave mm in block\n"
 
 
@@ -345,7 +340,6 @@ blocks layers.*
 recompute everything in block
 {rules}expect recomputed flops <= 1%
 """
-
 FUSED = "uncounted_here.fused.default"
 
 

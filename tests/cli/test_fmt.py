@@ -19,7 +19,6 @@ from policylang.language import files
 from policylang.language.diagnostics import Source
 
 MESSY = "save   mm;save bmm # both\n"
-
 CLEAN = "save mm\nsave bmm  # both\n"
 
 
@@ -225,7 +224,6 @@ def test_nothing_to_test(policylang, tmp_path, monkeypatch, files, asked, said):
 
 
 AGREE_PAGE = Path(__file__).resolve().parents[2] / "docs" / "agree.md"
-
 MODELS = """
 import torch
 from torch import nn
@@ -246,7 +244,6 @@ def small():
 def broken():
     return Net(), lambda model, x: model(x, x), (torch.ones(4, 8),)
 """
-
 POLICY = "policy mine\nblocks layers.*\nrecompute everything in block\nsave addmm in block\n"
 
 

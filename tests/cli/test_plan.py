@@ -28,7 +28,6 @@ GRAPH = """
     %g0 = aten.mul.Tensor(%g1, %b0, %a0) bytes=8
     output(%b1, %g0)
 """
-
 POLICY = "blocks layers.*\nrecompute everything in block\nsave mm in block\n"
 
 
@@ -267,7 +266,6 @@ EXPLAIN_GRAPH = """
     %b = aten.mul.Tensor(%piece, %sin)
     output(%mm_1, %b)
 """
-
 EXPLAIN_POLICY = """\
 blocks layers.*
 recompute everything
@@ -421,7 +419,6 @@ bandwidth = 1e9
 bandwidth = 1e5
 latency = 1e-3
 """
-
 ORDER_POLICY = """\
 blocks layers.*
 undecided -> save
@@ -511,7 +508,6 @@ def test_a_path_that_keeps_no_order_refuses_it(policylang, folder, form):
 
 
 BLOCKS = 4
-
 DIFF_GRAPH = "\n".join(
     [
         "%w = parameter",
@@ -527,7 +523,6 @@ DIFF_GRAPH = "\n".join(
         f"output(%sin_{BLOCKS - 1}, %b)",
     ]
 )
-
 OLD = "blocks layers.*\nrecompute everything\nsave mm\n"
 
 

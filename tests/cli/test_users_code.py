@@ -115,7 +115,6 @@ def second_fails():
         raise KeyError("the second model")
     return nn.Linear(2, 2), lambda model, x: model(x).sum(), torch.ones(2)
 """
-
 BUG = "bug in policylang"
 
 
@@ -294,9 +293,7 @@ GRAPH = """
     %c = mylab.fused_mlp_backward.default(%b, %s, %a) bytes=256
     output(%s_1, %c)
 """
-
 POLICY = "recompute everything\nsave mylab.fused_mlp in layers.0\nsave fused_mlp in layers.1\nexpect saved <= 1 KiB\n"
-
 KERNELS = """
 import torch
 print("the kernels say hello")

@@ -1,22 +1,30 @@
-"""Eager checkpoints under a policy on real ranks: FSDP2 and DDP, to the bits of the same training without them."""
+"""Eager checkpoints under a policy on real ranks, whatever shards them or communicates within: the same bits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import policylang
+from policylang.errors import PolicyGraphError
 from tests.support import models
 from tests.support.eager import POLICY, Loss, backward_of, blocks_of, differences, loss_of, train, twin
+from tests.support.rank_cases import Net, Plain, batch
 from tests.support.ranks import run_ranks
+from tests.support.versions import needs_checkpoints_of_sharded_layers
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -158,3 +166,216 @@ def test_two_ranks_compute_the_same_bits(everything: bool) -> None:
 @pytest.mark.slow
 def test_four_ranks_compute_the_same_bits() -> None:
     run_ranks(check_four, 4)
+
+
+SAVES_ALL = "undecided -> save"
+POLICIES = (
+    SAVES_ALL,
+    "recompute everything in block",
+    "undecided -> recompute\nsave addmm, mm",
+    "offload everything in block",
+)
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+STEPS = 2
+
+Change = Callable[[nn.Module], nn.Module]
+
+
+def _run(rank: int) -> Callable[[nn.Module, int], Tensor]:
+    def loss(model: nn.Module, step: int) -> Tensor:
+        return model(batch() + step + rank).float().square().mean()
+
+    return backward_of(loss)
+
+
+def _sharded(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
+    for layer in model.layers:
+        fully_shard(layer.up, mesh=mesh, **options)
+        fully_shard(layer.down, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def _sharded_ahead(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """The gathers of each layer start in the one before it, in both directions."""
+    _sharded(model, mesh)
+    order = [part for layer in model.layers for part in (layer.up, layer.down)]
+    for one, other in pairwise(order):
+        one.set_modules_to_forward_prefetch([other])
+        other.set_modules_to_backward_prefetch([one])
+    return model
+
+
+def _parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def _sharded_and_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return _sharded(_parallel(model, mesh["tp"]), mesh["dp"])
+
+
+def _same_bits(
+    rank: int, name: str, make: Callable[[], nn.Module], change: Change, policies: Sequence[str] = POLICIES
+) -> None:
+    """Whichever comes first, and whatever is saved."""
+    expected = train(change(make()), _run(rank), STEPS)
+    for text in policies:
+        policy = policylang.parse(text)
+        orders = {
+            "checkpointed first": lambda policy=policy: change(
+                policylang.checkpoint_model(make(), policy, strict=True)
+            ),
+            "checkpointed last": lambda policy=policy: policylang.checkpoint_model(change(make()), policy, strict=True),
+        }
+        for order, checkpointed in orders.items():
+            model = checkpointed()
+            assert differences(expected, train(model, _run(rank), STEPS)) == [], (name, text, order)
+            audit = policylang.report(model).audit
+            assert audit.differences == (), (name, text, order)
+
+
+def _every_way_of_fsdp(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    changes: dict[str, Change] = {
+        "as it comes": partial(_sharded, mesh=mesh),
+        "kept for the backward": partial(_sharded, mesh=mesh, reshard_after_forward=False),
+        "in half precision": partial(_sharded, mesh=mesh, mp_policy=HALF),
+        "fetched ahead": partial(_sharded_ahead, mesh=mesh),
+        "kept on the host": partial(_sharded, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)),
+    }
+    for dp, tp in ((2, 1), (1, 2)):
+        both = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+        changes[f"{dp} x {tp}, with tensor parallelism"] = partial(_sharded_and_parallel, mesh=both)
+    for name, change in changes.items():
+        _same_bits(rank, name, Plain, change)
+
+
+def _gathers_are_not_the_blocks(rank: int, mesh: DeviceMesh) -> None:
+    """What is saved is what is saved without FSDP."""
+    policy = policylang.parse(SAVES_ALL)
+    alone, inside = (policylang.checkpoint_model(Plain(), policy) for _ in range(2))
+    _sharded(inside, mesh)
+    for model in (alone, inside):
+        train(model, _run(rank), STEPS)
+    reports = [policylang.report(model) for model in (alone, inside)]
+    saved = [[name for name in report.saved.names if "view" not in name] for report in reports]  # those of its hooks
+    assert saved[0] == saved[1] != []
+    assert not any("gather" in name for report in reports for name in (*report.saved.names, *report.recomputed.names))
+
+
+def _the_first_fsdp(rank: int) -> None:
+    model = policylang.checkpoint_model(Plain(), policylang.parse(SAVES_ALL))
+    for layer in model.layers:
+        layer.up = FullyShardedDataParallel(layer.up, device_id=torch.device("cpu"))
+    with pytest.raises(PolicyGraphError, match=r"layers\.0\.up.*FullyShardedDataParallel") as refused:
+        model(batch())
+    assert refused.value.diagnostics[0].code == "APL394"
+
+
+def _what_runs_inside_an_operator(rank: int) -> None:
+    """A product waits for its weight itself: where it is saved, nothing waits again, and the wait is no value."""
+    done = {}
+    for text in (SAVES_ALL, "undecided -> recompute"):
+        model = policylang.checkpoint_model(Net([dist.group.WORLD] * 2), policylang.parse(text))
+        train(model, _run(rank), 1)
+        report = policylang.report(model)
+        done[text] = " ".join(report.saved.names), " ".join(report.recomputed.names)
+    saved, recomputed = done[SAVES_ALL]
+    assert "all_gather" in saved
+    assert "wait" not in saved + recomputed
+    assert "wait" in done["undecided -> recompute"][1]
+
+
+def _inside(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    _same_bits(rank, "fetched ahead", Plain, partial(_sharded_ahead, mesh=mesh), POLICIES[2:])
+    _gathers_are_not_the_blocks(rank, mesh)
+    _the_first_fsdp(rank)
+    _same_bits(rank, "tensor parallel", Plain, partial(_parallel, mesh=mesh), POLICIES[1::2])
+    _same_bits(rank, "gathered", lambda: Net([dist.group.WORLD] * 2), lambda model: model)
+    _what_runs_inside_an_operator(rank)
+
+
+@needs_checkpoints_of_sharded_layers
+def test_blocks_that_communicate_compute_the_same_bits() -> None:
+    run_ranks(_inside, 2)
+
+
+@pytest.mark.slow
+def test_blocks_under_every_way_of_fsdp_compute_the_same_bits() -> None:
+    run_ranks(_every_way_of_fsdp, 2)
+
+
+STAGE_POLICIES = [
+    "recompute everything in block",
+    "recompute everything in block; save matmul in block",
+    "undecided -> recompute; recompute every 2nd matmul per block; optional save gelu",
+    "undecided -> save",
+    "offload everything in block",
+]
+WIDTH, RANKS = 8, 2
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+
+
+class Chunk(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList([Block() for _ in range(layers)]), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def trained(rank: int, name: str, text: str) -> list[Tensor | None]:
+    """Two steps of 4 micro-batches: the losses that this rank sees, and the gradients of its stages."""
+    kind = getattr(schedules, name)
+    several = issubclass(kind, schedules.PipelineScheduleMulti)
+    count = RANKS * (2 if several else 1)
+    torch.manual_seed(0)
+    chunks = [Chunk(0 if several and number == count - 1 else 2) for number in range(count)]
+    own = [rank, count - 1 - rank] if name == "ScheduleZBVZeroBubble" else list(range(rank, count, RANKS))
+    if text:
+        for number in own:
+            policylang.checkpoint_model(chunks[number], policylang.parse(f"blocks layers.*; {text}"))
+    stages = [PipelineStage(chunks[number], number, count, torch.device("cpu")) for number in own]
+    schedule = kind(stages if several else stages[0], 4, loss_fn=nn.functional.mse_loss)
+    found: list[Tensor | None] = []
+    for step in range(2):
+        torch.manual_seed(100 + step)
+        batch, target = torch.randn(8, WIDTH), torch.randn(8, WIDTH)
+        losses: list[Tensor] = []
+        given = (batch,) if 0 in own else ()
+        schedule.step(*given, **({"target": target, "losses": losses} if count - 1 in own else {}))
+        found += [each.detach() for each in losses]
+        for number in own:
+            found += [None if each.grad is None else each.grad.clone() for each in chunks[number].parameters()]
+            chunks[number].zero_grad()
+    return found
+
+
+def check_schedules(rank: int, names: list[str]) -> None:
+    for name in names:
+        for text in STAGE_POLICIES:
+            pairs = zip(trained(rank, name, text), trained(rank, name, ""), strict=True)
+            assert all(one is other or torch.equal(one, other) for one, other in pairs), (name, text)
+
+
+@pytest.mark.slow
+def test_schedules_give_the_bits_of_no_policy() -> None:
+    run_ranks(
+        check_schedules,
+        RANKS,
+        ["ScheduleGPipe", "Schedule1F1B", "ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble"],
+    )

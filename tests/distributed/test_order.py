@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 import policylang
 from policylang import TracedStep, trace_step
 from policylang.audit.report import Report
-from tests.distributed.test_train_fsdp_tp import imported
+from tests.distributed.test_setups import imported
 from tests.support.compiled import fresh_dynamo
 from tests.support.meshed import WIDTH, Meshed
 from tests.support.models import llama

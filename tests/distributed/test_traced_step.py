@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 import policylang
 from policylang import TracedStep, trace_step
 from tests.support.ranks import run_ranks
-from tests.tracing.steps import eager_step, mean_square, net, twin
+from tests.tracing.test_against_eager import eager_step, mean_square, net, twin
 
 RANKS = 2
 c10d = torch.ops._c10d_functional

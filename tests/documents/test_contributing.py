@@ -1,11 +1,20 @@
-"""What CONTRIBUTING.md says of the package is true of it."""
+"""What CONTRIBUTING.md says of the package, and the page of the Python API of its public names, is true."""
 
 from __future__ import annotations
 
+import enum
+import inspect
 import re
 from collections import defaultdict
+from functools import cached_property
+from importlib import import_module
 from itertools import combinations
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.documentation.staging import documented
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "policylang"
@@ -13,6 +22,7 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.stem != "__init__"]
 ENDINGS = re.compile(r"(ations?|ings?|ions?|ments?|ers?|ors?|ed|es|s|e|y|ies)$")
 PER_PATH = {"path"}
+
 """Every path has a module of this name: it stands for the same thing in each."""
 
 
@@ -64,3 +74,117 @@ def test_files_that_it_names_exist() -> None:
     named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|lark|toml|txt|md))`", PAGE)
     assert len(named) > 20
     assert [name for name in named if not any((root / name).is_file() for root in (PACKAGE, ROOT))] == []
+
+
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+NAMES = documented(API)
+PUBLIC = (
+    "policylang",
+    "policylang.testing",
+    "policylang.integrations.torchtitan",
+    "policylang.integrations.torchtitan_eager",
+    "policylang.integrations.transformers",
+    "policylang.integrations.lightning",
+    "policylang.integrations.apl_lexer",
+)
+
+"""The public ones: each has an ``__all__``."""
+
+SOURCES = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "policylang").rglob("*.py")))
+CALLED_BY_TORCH = {"Contexts", "PolicyBackend", "PolicyPartitioner", "PolicyPass"}
+
+"""Handed on as they are: who is given one has nothing to ask it."""
+
+OPTIONAL = {
+    "torchtitan_eager": "torchtitan",
+    "apl_lexer": "pygments",
+    "transformers": "transformers",
+    "lightning": "lightning",
+}
+
+
+def module_of(name: str) -> Any:
+    wanted = OPTIONAL.get(name.rpartition(".")[2])
+    if wanted:
+        pytest.importorskip(wanted, reason="it is imported by a part of policylang that need not be used")
+    return import_module(name)
+
+
+def thing(name: str) -> Any:
+    module, _, last = name.rpartition(".")
+    return getattr(module_of(module), last)
+
+
+def test_no_name_is_there_twice_and_each_has_a_sentence() -> None:
+    assert len(NAMES) == len(set(NAMES))
+    assert len(re.findall(r"^- `policylang\.[\w.]+`: \S", API, flags=re.MULTILINE)) == len(NAMES)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_has_a_place(module: str) -> None:
+    assert {f"{module}.{name}" for name in module_of(module).__all__} <= set(NAMES)
+
+
+def test_every_public_module_is_known_here() -> None:
+    found = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in (ROOT / "policylang").rglob("*.py")
+        if re.search(r"^__all__ = ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    }
+    assert found == {*PUBLIC}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_says_what_it_takes_gives_and_raises(name: str) -> None:
+    found = thing(name)
+    if not callable(found):
+        return  # a figure or a text, of which the line on the page says enough
+    assert (inspect.getdoc(found) or "").strip(), "no docstring"
+    if inspect.isclass(found):
+        undocumented = [each for each, member in own(found) if not inspect.getdoc(member)]
+        assert undocumented == []
+    else:
+        says_it(found)
+
+
+@pytest.mark.parametrize("name", ["Report", "CheckResult", "Facts", *(name for name in NAMES if ".summary." in name)])
+def test_every_figure_that_somebody_is_handed_says_what_it_is(name: str) -> None:
+    """Below the field, or in the docstring of the class; a name that says it all is among these."""
+    kind = thing(name if "." in name else f"policylang.{name}")
+    source, told = inspect.getsource(kind), inspect.getdoc(kind) or ""
+    fields = re.findall(r"^    ([a-z]\w*): [^\n]*\n(?!    \"\"\")", source, flags=re.MULTILINE)
+    plain = {"names", "audit", "warnings", "groups", "torch_version", "lost_records", "agrees", "notes"}
+    assert [each for each in fields if each not in plain and not re.search(rf"\b{each}\b", told)] == []
+
+
+def own(kind: type) -> list[tuple[str, Any]]:
+    """The methods and properties that a class has of its own and shows."""
+    shown = [(each, member) for each, member in vars(kind).items() if not each.startswith("_")]
+    return [
+        (each, member)
+        for each, member in shown
+        if not isinstance(member, enum.Enum)
+        and (inspect.isfunction(member) or isinstance(member, property | cached_property))
+    ]
+
+
+def says_it(function: Any) -> None:
+    """In its docstring, or in that of a function which it refers to (``as :func:`load` ``)."""
+    doc = inspect.getdoc(function) or ""
+    for other in re.findall(r":func:`(?:policylang\.)?(\w+)`", doc):
+        doc += inspect.getdoc(getattr(import_module("policylang"), other)) or ""
+    assert re.search(r"\b[Rr]aise", doc), "not what it raises"
+    parameters = inspect.signature(function).parameters.values()
+    told = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD,)]
+    missing = [each for each in told if not re.search(rf"(?<!\w){each}(?!\w)", doc)]
+    assert missing in ([], [told[0]]), "not all that it takes; the first may be what the sentence is about"
+
+
+def test_what_a_public_function_returns_is_on_the_page() -> None:
+    """A class of policylang that somebody is handed has its attributes there."""
+    functions = [name for name in NAMES if "integrations" not in name and not inspect.isclass(thing(name))]
+    said = " ".join(str(inspect.signature(thing(name)).return_annotation) for name in functions)
+    ours = {path.group(1) for path in re.finditer(r"^class (\w+)", SOURCES, flags=re.MULTILINE)}
+    handed = set(re.findall(r"[A-Z]\w+", said)) & ours
+    assert "Report" in handed
+    assert handed - {name.rpartition(".")[2] for name in NAMES} == CALLED_BY_TORCH

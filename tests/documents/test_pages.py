@@ -1,20 +1,31 @@
-"""Pages with a walk, a table or an example of their own: their commands are run, in a folder with the files that they
-show; what they print, and what they say of the code and of each other, is so."""
+"""Pages say what is so: what their commands print, their links, tables, figures, install lines and outputs."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
 import policylang
 from policylang.commands.cli import main, parser
 from policylang.language.devices.reading import bundled_devices, read_device
+from policylang.language.diagnostics import is_error
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import FSDP2_BLOCKS, PAGE, WHAT_FSDP_MEANS, WHOLE_MODEL
+from tests.documents.outputs import PAGES as WITH_OUTPUTS
+from tests.documents.outputs import SLOW, Shown, blocks, masked, produce
+from tests.documents.outputs.graphs import PICTURE, picture
+from tests.documents.outputs.programs import example
 from tests.support.tuned import written
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +75,6 @@ def without_bytes(text: str) -> str:
 
 
 # --- adopting a policy ---
-
 WORKFLOW = (ROOT / "examples" / "github-actions.yml").read_text(encoding="utf-8")
 
 
@@ -96,8 +106,6 @@ def test_the_workflow_and_the_hooks_are_yaml_that_says_so():
 
 
 # --- snapshots: an 8B policy is checked on a machine without a GPU ---
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the page speaks of a machine without a GPU")
 def test_snapshots_prints_what_it_shows(tmp_path, monkeypatch, capsys):
@@ -113,7 +121,6 @@ def test_the_files_of_snapshots_are_those_of_the_walk():
 
 
 # --- tuning: the workflow, step by step on a small graph ---
-
 TUNED = (ROOT / "examples" / "tuned-policy.yml").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^(?:        run: |          )(policylang [^\n>]*)", TUNED, flags=re.MULTILINE)
 
@@ -137,8 +144,6 @@ def test_the_workflow_passes_until_the_policy_is_another(tmp_path, monkeypatch, 
 
 
 # --- time: its profile is one, its table is that of the files, and it names every key ---
-
-
 def test_the_profile_of_time_is_one_that_says_all_there_is(tmp_path: Path) -> None:
     (text,) = fenced(page("time.md"), "toml")
     (table,) = (each for each in fenced(page("time.md")) if each.startswith("Group "))
@@ -170,7 +175,6 @@ def test_the_table_of_profiles_is_that_of_the_files() -> None:
 
 
 # --- the two paths, and eager: the example's policy comes to the same ---
-
 REPORTS = [each for name in ("tutorial.md", "eager.md") for each in fenced(page(name)) if each.startswith("policy ")]
 
 
@@ -186,7 +190,6 @@ def test_the_rules_come_to_the_same_on_both_paths_and_save_the_same_bytes_in_eag
 
 
 # --- setups, and the messages that lead to them ---
-
 TEXT = (ROOT / PAGE).read_text()
 ROWS = re.findall(r"^\| \[.*?\]\(#(?P<anchor>[\w-]+)\).*\[`(?P<script>\w+\.py)`\]", TEXT, flags=re.MULTILINE)
 ANCHORS = {
@@ -221,3 +224,273 @@ def test_every_message_that_names_the_page_names_a_place_on_it() -> None:
 @pytest.mark.parametrize("name", ["sac_fsdp.apl", "titan_graph.apl"])
 def test_the_policies_of_the_scripts_are_clean(name: str) -> None:
     assert policylang.check(ROOT / "examples" / name).diagnostics == ()
+
+
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+
+
+def documents_fenced(page: Path, kind: str) -> list[str]:
+    """The fenced blocks of a page whose fence names ``kind``; with "", those that name nothing."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [text for named, text in blocks if named == kind]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page):
+    """As the repository's own view of Markdown resolves them; ``test_site.py`` does the same for the site."""
+    missing = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_blocks(page)):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
+            missing.append(link)
+    assert missing == []
+
+
+def without_blocks(page: Path) -> str:
+    return re.sub(r"^(```+).*?^\1$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchor of each heading: lowercase, without marks and punctuation, with hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", without_blocks(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("command", ["scripts/demo", "scripts/docs", "scripts/test", ".ci/run"])
+def test_the_commands_are_there(command):
+    assert os.access(ROOT / command, os.X_OK)
+
+
+@pytest.mark.parametrize("version", ["", "9.8.7"])
+def test_the_tests_run_under_another_torch_in_an_environment_of_its_own(tmp_path, version):
+    for name in ("scripts/environment.sh", "constraints.txt", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / (f".venv-{version}" if version else ".venv") / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nwhile [ $1 != --constraint ]; do shift; done; cat $2\n")
+    python.chmod(0o755)
+    told = ["bash", "-c", "source scripts/environment.sh; use_environment test"]
+    environment = {**os.environ, "POLICYLANG_TORCH": version}
+    run = subprocess.run(told, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    pinned = (ROOT / "constraints.txt").read_text()
+    assert run.stdout == (re.sub(r"(?m)^torch==.*", f"torch=={version}", pinned) if version else pinned)
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    assert "./scripts/test " in (ROOT / "README.md").read_text()
+    assert 'exec "$(dirname "${BASH_SOURCE[0]}")/../scripts/test" "$@"' in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_policy_that_the_tutorial_arrives_at_is_clean():
+    assert policylang.check(ROOT / "examples" / "mine.apl").diagnostics == ()
+
+
+def test_every_policy_of_the_tutorial_loads():
+    for text in documents_fenced(ROOT / "docs" / "tutorial.md", "apl"):
+        policylang.parse(text)
+
+
+FOUND = [shown for page in WITH_OUTPUTS for shown in blocks(page)]
+
+
+def _cases() -> list[object]:
+    return [
+        pytest.param(shown, id=str(shown), marks=[pytest.mark.slow] if shown.words[0] in SLOW else [])
+        for shown in FOUND
+    ]
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the pages show the figures of torch 2.13")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("shown", _cases())
+def test_a_page_shows_what_the_run_prints(shown: Shown):
+    assert masked(shown, shown.text) == masked(shown, produce(shown)), "run scripts/update_docs_figures.py"
+
+
+def test_the_picture_of_the_readme_has_the_figures_below_it():
+    (shown,) = [block for block in FOUND if block.words[0] == "picture"]
+    assert PICTURE.read_text(encoding="utf-8") == picture(shown), "run scripts/update_docs_figures.py"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the pages show the figures of torch 2.13")
+def test_the_example_prints_what_the_tutorial_shows():
+    (shown,) = [block for block in FOUND if block.name == "tutorial-report"]
+    assert example() == shown.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the snapshots are those of torch 2.13")
+def test_the_snapshots_are_those_of_the_models(tmp_path: Path):
+    """In a process of its own, in which one rank of a fake process group is played."""
+    folder = f"Path({str(tmp_path)!r})"
+    program = f"from pathlib import Path; from scripts.update_docs_figures import trace_graphs; trace_graphs({folder})"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True, timeout=580)
+    kept = ROOT / "docs" / "graphs"
+    names = sorted(path.name for path in tmp_path.glob("*.graph"))
+    assert names == sorted(path.name for path in kept.glob("*.graph"))
+    others = [name for name in names if _columns(tmp_path / name) != _columns(kept / name)]
+    assert others == [], "run scripts/update_docs_figures.py --graphs"
+
+
+def _columns(path: Path) -> dict[str, object]:
+    """What a snapshot holds: its bytes also depend on the release of zlib."""
+    facts = policylang.load_snapshot(path)
+    return {each.name: getattr(facts, each.name) for each in attrs.fields(type(facts))}
+
+
+def test_pages_have_outputs():
+    assert len(FOUND) > 40
+
+
+# Every figure of the documentation is settled: a test repeats it, or the page says when and how it was taken.
+#
+# A figure is a number with a unit of memory, work or time, a percentage or a ratio, in running text or in a table. It
+# is settled where it is also in the output of a run on the same page; or where its section says how, in a comment that
+# no reader sees:
+#
+#     <!-- figures: tests/…::test_name, … -->    a test that compares the figure
+#     <!-- figures: FILE -->                     a results file of benchmarks, which has the machine
+#     <!-- figures: source: … -->                somebody else's, with the place where it stands
+#     <!-- figures: given: … -->                 no measurement: a limit, a default, a figure of speech
+#
+# Times, and what follows from them, also need their date in the text of the page: ``2026-11-22``.
+FIGURE = re.compile(
+    r"(?<![\w.#/-])[+−-]?\d[\d,.]*"
+    r"(?:%|×| ?(?:[KMGT]i?B|bytes|[KMGTP]?FLOPs?|µs|ms|seconds?|minutes?|hours?|s)\b)"
+)
+TIME = re.compile(r"\d (?:µs|ms|seconds?|minutes?|hours?|s)$")
+SETTLED = re.compile(r"<!-- figures: (.*?) -->", re.DOTALL)
+DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
+_FENCES = re.compile(r"^(```+|~~~+).*?^\1$", re.MULTILINE | re.DOTALL)
+
+
+def sections(page: Path) -> list[tuple[str, str]]:
+    """Each heading with its text, outputs of runs and code left out."""
+    text = page.read_text(encoding="utf-8")
+    for shown in reversed(blocks(page)):
+        text = text[: shown.start] + text[shown.end :]
+    text = _FENCES.sub("", text)
+    parts = re.split(r"^(#+ .*)$", text, flags=re.MULTILINE)
+    return [("", parts[0]), *zip(parts[1::2], parts[2::2], strict=True)]
+
+
+def figures(text: str) -> list[str]:
+    return FIGURE.findall(re.sub(r"`[^`\n]+`|<!--.*?-->", " ", text, flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("page", WITH_OUTPUTS, ids=lambda page: page.stem)
+def test_every_figure_is_settled(page: Path):
+    shown = " ".join(block.text for block in blocks(page))
+    open_ones = []
+    for heading, text in sections(page):
+        left = [each for each in figures(text) if not re.search(rf"(?<![\d.]){re.escape(each)}(?!\d)", shown)]
+        if left and not SETTLED.search(text):
+            open_ones.append((heading, left))
+    assert open_ones == [], "say where they are from, as the comment above `FIGURE` explains"
+
+
+@pytest.mark.parametrize("page", WITH_OUTPUTS, ids=lambda page: page.stem)
+def test_what_settles_a_figure_is_there(page: Path):
+    text = page.read_text(encoding="utf-8")
+    for entry in SETTLED.findall(text):
+        if entry.startswith(("source: ", "given: ")):
+            continue
+        for each in entry.split(", "):
+            file, _, test = each.partition("::")
+            assert (ROOT / file).is_file(), each
+            assert not test or f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), each
+
+
+@pytest.mark.parametrize("page", WITH_OUTPUTS, ids=lambda page: page.stem)
+def test_times_have_their_date(page: Path):
+    """In the section, or above the first of them."""
+    text = page.read_text(encoding="utf-8")
+    timed = [
+        each for heading, part in sections(page) if "given: " not in part for each in figures(part) if TIME.search(each)
+    ]
+    assert not timed or DATE.search(text), timed
+
+
+COMING_FROM_PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+OPENERS = "save|recompute|offload|must_save|must_recompute|prefer_save|include|undecided|prefetch|delay"
+LINES = [
+    line
+    for row in re.findall(r"^\| .* \| (.*) \|$", COMING_FROM_PAGE, flags=re.MULTILINE)
+    for line in re.findall(rf"`((?:{OPENERS}) [^`]*)`", row)
+]
+
+
+def test_there_are_many() -> None:
+    assert len(LINES) > 40
+
+
+@pytest.mark.parametrize("line", sorted(set(LINES)))
+def test_a_line_is_a_policy(line: str) -> None:
+    assert [found.message for found in parse_policy(line).diagnostics if is_error(found)] == []
+
+
+NAMES = ("torch", "accelerate", "transformers", "trl", "lightning")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
+def test_a_framework_with_its_setting_and_with_the_lines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same FLOPs, so the same is recomputed, and the same weights to the last bit."""
+    pytest.importorskip(name)
+    if name == "trl":
+        pytest.importorskip("datasets")
+    monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
+    example = importlib.import_module("coming_from")
+    assert set(example.FRAMEWORKS) == set(NAMES)
+    plain = example.trained(example.nothing, example.by_hand, False)[0]
+    for what, setting, lines, train in example.FRAMEWORKS[name]:
+        own, ours, equal = example.compared(setting, lines, train)
+        assert own == ours, what
+        assert ours > plain * 1.05, "something is recomputed"
+        assert equal, what
+        assert set(lines.split("; ")) - set("; ".join(LINES).split("; ")) <= {"save attention in block"}
+
+
+KINDS = {".md", ".py", ".toml", ".yml", ".yaml", ".ts", ".mjs", ".json", ".sh", ""}
+FROM_AN_INDEX = re.compile(
+    r"\b(?:pip3?|uv|pipx|uvx)\s+(?:tool\s+)?(?:install|add|run)(?:[ ]+[^\s.|&;`#][^\s|&;`#]*)*?\s+[\"'`]?"
+    r"policylang(?![-\w./*])(?!\s+(?:is|check|plan|list)\b)"
+)
+
+
+def texts() -> list[Path]:
+    folders = ("docs", "examples", "policylang", "editors/vscode/src", "editors/vscode/tests", "scripts", "policies")
+    top = [each for each in ROOT.iterdir() if each.is_file() and each.name != "CHANGELOG.md"]
+    below = [each for folder in folders for each in (ROOT / folder).rglob("*") if each.is_file()]
+    more = [ROOT / "editors/vscode/README.md", ROOT / "editors/tree-sitter-policylang/README.md"]
+    return [each for each in (*top, *below, *more) if each.suffix in KINDS and "node_modules" not in each.parts]
+
+
+def test_nothing_installs_policylang_from_an_index() -> None:
+    found = {
+        str(path.relative_to(ROOT)): line[0]
+        for path in texts()
+        for line in FROM_AN_INDEX.finditer(path.read_text(encoding="utf-8", errors="replace"))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pip install policylang",
+        'pip install "policylang[lsp]"',
+        "pip install attrs lark && pip install --no-deps policylang",
+        "so `pip install\npolicylang` brings it",
+        "uv pip install policylang==0.2.0",
+        "pip install attrs policylang",
+    ],
+)
+def test_such_a_line_would_be_found(line: str) -> None:
+    assert FROM_AN_INDEX.search(line)

@@ -51,7 +51,7 @@ def run_build(*arguments: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_site_is_built_and_holds_together(tmp_path: Path) -> None:
     """One test, because processes that run tests side by side would build the site once each. Among the fast ones, a
-    small repository is built below, and `test_documents.py` follows the links of these pages."""
+    small repository is built below, and `test_pages.py` follows the links of these pages."""
     site = tmp_path / "site"
     done = run_build(site, tmp_path / "work")
     assert (done.returncode, done.stderr) == (0, "")

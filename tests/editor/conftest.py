@@ -26,7 +26,6 @@ from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import read_source
 
 SERVER = [sys.executable, "-m", "policylang.commands.cli", "lsp"]
-
 GRAPHS = Path(__file__).resolve().parents[2] / "docs" / "graphs"
 
 

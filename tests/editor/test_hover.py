@@ -35,13 +35,9 @@ from tests.support.drawn import examples
 from tests.support.hostile import hostile_graph, raw_in
 
 ROOT = Path(__file__).resolve().parents[2]
-
 GRAPHS = ROOT / "docs" / "graphs"
-
 POLICIES = sorted((ROOT / "policies").glob("*.apl"))
-
 SAC = (ROOT / "policies" / "llama3_sac.apl").read_text(encoding="utf-8")
-
 MINUS = "−"
 
 

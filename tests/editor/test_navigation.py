@@ -21,7 +21,6 @@ from tests.editor.conftest import PoliciesAtHand, with_edits
 from tests.language.test_formatter import layouts
 
 LIB = "# 𝛼 names\r\nlet big = mm where bytes > 64 MiB\r\nlet 𝛼𝛽 = big or bmm\r\n"
-
 FILES = {
     "lib/names.apl": LIB,
     "lib/all.apl": 'include "names.apl"\n',
@@ -166,7 +165,6 @@ def test_the_outline_has_the_statements_that_can_be_read() -> None:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-
 POLICIES = sorted([*policies_folder().glob("*.apl"), *(ROOT / "examples").glob("*.apl"), *ROOT.glob("tests/**/*.apl")])
 
 
@@ -202,7 +200,6 @@ def test_any_layout(text: str) -> None:
 
 
 TEXTS = st.text(st.sampled_from("ab \t\n\r\f\v\x1c\x85\u2028\u2029é𝔘𐐀e\u0301\ufeff\ud800"), max_size=40)
-
 ENCODINGS = st.sampled_from(types.PositionEncodingKind)
 
 
@@ -326,7 +323,6 @@ def test_a_link_is_one_file(tmp_path: Path) -> None:
 
 
 POLICY = (Path(__file__).resolve().parents[2] / "policies" / "llama3_sac.apl").read_text(encoding="utf-8")
-
 PIECES = st.sampled_from(
     ["let big = mm", "save big", "(", ")", ";", "\n", "\r\n", "\r", "# big", '"', 'include "', 'include "a.apl"', "𝛼",
      "include <fsdp>", 'device "x\x00"', "device h100", "\x00", "\ud800", "//", "let", "=", "where", "big", "->", " ",

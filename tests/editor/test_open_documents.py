@@ -28,7 +28,6 @@ from policylang.language.cancellation import check_cancelled
 from tests.editor.conftest import GRAPHS, weighed
 
 GRAPH = GRAPHS / "tutorial.graph"
-
 POLICY = "save mm\nsave flash_attention\n"
 
 
@@ -368,7 +367,6 @@ def test_figures_of_another_snapshot_are_not_kept(tmp_path, graph) -> None:
 
 
 MEMORY_POLICY = "let heavy = mm, attention where bytes > 1 MiB\nrecompute everything\nsave heavy\noptional save add\n"
-
 WORDS = ("save", "optional recompute", "wrong")
 
 

@@ -300,7 +300,6 @@ def message(method: str, number: int | None = None, params: str = "{}") -> bytes
 
 
 BEGUN = message("initialize", 1, '{"capabilities":{},"processId":null,"rootUri":null}') + message("initialized")
-
 OPENED = message(
     "textDocument/didOpen",
     params='{"textDocument":{"uri":"untitled:1","languageId":"policylang","version":1,"text":"save mm"}}',
@@ -371,13 +370,9 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys) -> None:
 
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "editor.md").read_text(encoding="utf-8")
-
 GRAPH = Path(__file__).resolve().parents[2] / "docs" / "graphs" / "tutorial.graph"
-
 MAIN = 'include "lib.apl"\nrecompute everything\nsave   big; save matmul\nsave everything in layers.9\nlet small = mm\n'
-
 LIB = "# \N{MATHEMATICAL ITALIC SMALL ALPHA}\nlet big = mm\n"
-
 FORMATTED = MAIN.replace("save   big; ", "save big\n")
 
 NEOVIM = """

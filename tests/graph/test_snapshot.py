@@ -1,4 +1,4 @@
-"""Facts in a file and back: everything is there, and nothing else is read."""
+"""Facts in a file and back, as JSON that others record, as text, and on the device that a graph was traced on."""
 
 from __future__ import annotations
 
@@ -16,10 +16,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import policylang
 from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
 from policylang.graph.collect import collect
-from policylang.graph.facts import COLUMNS, OF_GRAPH, Facts, GraphKind, Group, LostMarker, Mesh, Ref
+from policylang.graph.facts import (
+    COLUMNS,
+    OF_GRAPH,
+    Facts,
+    Flag,
+    GraphKind,
+    Group,
+    InputKind,
+    LostMarker,
+    Mesh,
+    Phase,
+    Ref,
+)
+from policylang.graph.textual import read_graph
+from policylang.graph.traced_device import attention_kernels, kernel_findings, traced_on
+from policylang.language.diagnostics import Source
 from policylang.language.loader import load_policy, parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
@@ -186,8 +202,6 @@ def test_a_graph_whose_nodes_are_all_alike_is_read_again() -> None:
 
 
 # --- files that are no snapshots ------------------------------------------------------------------------------------
-
-
 def refusal(data: bytes) -> Any:
     with pytest.raises(PolicyGraphError) as raised:
         snapshot.parse(data, "g.graph")
@@ -399,3 +413,159 @@ def test_any_values(name: str, value: Any, in_table: bool) -> None:
     part = document["columns"] if name in document["columns"] else document["graph"]
     part[name] = [[value], [0] * 4] if in_table else value
     planned(packed(document))
+
+
+GRAPH = """
+# the backward stands below the line
+%x = input
+%w = parameter shape=8x4 dtype=bf16 name=layers.0.wq.weight
+%mm = aten.mm.default(%x, %w) layers.0.wq shape=8x8 dtype=bfloat16 flops=2KFLOP   # a comment
+%sdpa = aten._scaled_dot_product_flash_attention.default(%mm, %mm, 1.0) layers.0 multi_output random bytes=2KiB
+%out = builtin.getitem(%sdpa, 0) layers.0
+%gather = _c10d_functional.all_gather_into_tensor.default(%w) collective group=dp:4
+%wait = _c10d_functional.wait_tensor.default(%gather)
+---
+%t = tangent
+%b = aten.cos.default(%t, %out)
+output(%wait, %b)
+"""
+
+
+def collected(text: str, kind: GraphKind | None = None):
+    facts, problems = read_graph(Source("graph", text), kind)
+    assert problems == ()
+    return facts
+
+
+def said(text: str) -> list[tuple[str, str]]:
+    """The code of each problem, and the text that it underlines."""
+    facts, problems = read_graph(Source("graph", text))
+    assert facts is None
+    return [(problem.code, problem.span.text) for problem in problems]
+
+
+def test_what_a_graph_says():
+    facts = collected(GRAPH)
+    row = facts.index
+    assert facts.kind is GraphKind.JOINT
+    assert facts.input_kinds[row["w"]] == InputKind.PARAMETER
+    assert facts.input_names[row["w"]] == "layers.0.wq.weight"
+    assert facts.modules[row["mm"]] == "layers.0.wq"
+    assert (facts.shapes[row["mm"]], facts.dtypes[row["mm"]]) == ((8, 8), "bfloat16")
+    assert (facts.numel[row["mm"]], facts.bytes[row["mm"]], facts.flops[row["mm"]]) == (64, 128, 2000)
+    assert facts.bytes[row["sdpa"]] == 2048
+    assert facts.flags[row["sdpa"]] == Flag.MULTI_OUTPUT | Flag.RANDOM | Flag.FEEDS_BACKWARD
+    assert facts.owners[row["out"]] == row["sdpa"]
+    assert facts.owners[row["wait"]] == row["gather"]
+    assert facts.groups[facts.group_names[row["gather"]]].size == 4
+    assert facts.has(row["wait"], Flag.FORWARD_OUTPUT)
+    assert facts.phases[row["b"]] == Phase.BACKWARD
+    assert facts.inputs[row["sdpa"]] == (row["mm"],)
+
+
+def test_a_graph_without_a_backward_is_the_forward_half():
+    assert collected("%x = input").kind is GraphKind.FORWARD
+    assert collected("%x = input", GraphKind.FLAT).kind is GraphKind.FLAT
+
+
+def test_a_scalar_has_one_element():
+    facts = collected("%x = input shape=scalar dtype=f32")
+    assert (facts.shapes[0], facts.numel[0], facts.bytes[0]) == ((), 1, 4)
+
+
+def test_an_operator_of_a_library_nobody_knows_here():
+    assert collected("%x = input\n%y = my_library.fused.default(%x)").targets[1] == "my_library.fused.default"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "underlined"),
+    [
+        ("%y = aten.mn.default(%x)", "APL503", "aten.mn.default"),
+        ("%y = aten.mm(%x)", "APL503", "aten.mm"),
+        ("%y = mm(%x)", "APL503", "mm"),
+        ("%y = aten.sin.default(%z)", "APL502", "%z"),
+        ("%x = input", "APL502", "%x"),
+        ("%y = aten.sin.default(x)", "APL501", "x"),
+        ("%y = aten.sin.default(%x) byte=8", "APL503", "byte=8"),
+        ("%y = aten.sin.default(%x) bytes=many", "APL501", "many"),
+        ("%y = aten.sin.default(%x) bytes=2GFLOP", "APL501", "2GFLOP"),
+        ("%y = aten.sin.default(%x) dtype=bf17", "APL501", "bf17"),
+        ("%y = aten.sin.default(%x) tag=SAVE", "APL501", "SAVE"),
+        ("%y = aten.sin.default(%x) randon", "APL503", "randon"),
+        ("%y = aten.sin.default(%x) layers.0 layers.1", "APL503", "layers.1"),
+        ("%y = aten.sin.default(%x) follows=%z", "APL501", "%z"),
+        ("%y = aten.sin.default(%x) region=9999999999", "APL501", "9999999999"),
+        ("%y = aten.sin.default(%x) shape=99999999999x99999999999", "APL501", "99999999999x99999999999"),
+        ("%y = aten.sin.default(%x", "APL501", "%y = aten.sin.default(%x"),
+        ("aten.sin.default(%x)", "APL501", "aten.sin.default(%x)"),
+    ],
+)
+def test_a_line_that_cannot_be_read(line: str, code: str, underlined: str):
+    assert said(f"  %x = input\n  {line}  # said here\n") == [(code, underlined)]
+
+
+def test_all_that_is_wrong_comes_in_one_run():
+    found = [code for code, _ in said("%x = inpt\n%y = aten.mn.default(%q)\n???")]
+    assert found == ["APL503", "APL503", "APL502", "APL501"]
+
+
+ATTENTION = """
+%scores = aten.bmm.default(%x, %w) layers.0 device={device}
+%soft = aten._safe_softmax.default(%scores, -1) layers.0 device={device}
+"""
+FUSED = "%soft = aten._scaled_dot_product_flash_attention{cpu}.default(%x, %w, %w) layers.0 multi_output"
+
+
+def graph(device: str, body: str, name: str = "parameter") -> Facts:
+    inputs = f"%x = input device=cpu\n%w = {name} device={device}"
+    text = f"{inputs}\n{body.format(device=device)}\n---\n%b = aten.cos.default(%soft)"
+    facts, problems = read_graph(Source("graph", text))
+    assert problems == ()
+    assert facts is not None
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("device", "body", "expected"),
+    [
+        ("meta", ATTENTION, ["APL319"]),
+        ("meta", "%soft = aten.sin.default(%w)", ["APL319"]),
+        ("cpu", ATTENTION, ["APL320"]),
+        ("cpu", FUSED.replace("{cpu}", "_for_cpu"), []),
+        ("cpu", "%soft = aten._softmax.default(%w, -1)", []),
+        ("cuda:0", ATTENTION, []),
+        ("cuda:0", FUSED.replace("{cpu}", ""), []),
+        ("cuda:0", "%soft = aten._thnn_fused_lstm_cell.default(%w) multi_output", ["APL319"]),
+        ("cpu", "%soft = aten._thnn_fused_lstm_cell.default(%w) multi_output", []),
+    ],
+)
+def test_what_is_said(device, body, expected):
+    assert [found.code for found in kernel_findings(graph(device, body))] == expected
+
+
+def test_the_parameters_say_where_a_graph_was_traced_and_the_inputs_where_there_are_none():
+    assert traced_on(graph("cuda:0", ATTENTION)) == {"cuda"}
+    assert traced_on(graph("cuda:0", ATTENTION, name="input")) == {"cpu", "cuda"}
+    assert traced_on(read_graph(Source("graph", "%x = input"))[0]) == set()
+
+
+def test_attention_is_counted_by_its_kernels_and_an_empty_graph_says_nothing():
+    fused = attention_kernels(graph("cuda:0", FUSED.replace("{cpu}", "")))
+    assert fused == {"aten._scaled_dot_product_flash_attention.default": 1}
+    assert attention_kernels(graph("cpu", ATTENTION)) == {"aten._safe_softmax.default": 1}
+    empty, _ = read_graph(Source("graph", ""))
+    assert not list(kernel_findings(empty))
+
+
+def test_check_says_it_once_for_all_policies_of_a_graph_and_plan_as_well(tmp_path):
+    policy = tmp_path / "p.apl"
+    policy.write_text("policy p\nrecompute bmm\n")
+    (tmp_path / "q.apl").write_text("policy q\nsave bmm\n")
+    result = policylang.check(tmp_path, graph=graph("meta", ATTENTION))
+    assert [found.code for found in result.diagnostics] == ["APL319"]
+    assert (result.errors, result.warnings) == (0, 1)
+    assert "1 attention is written out in bmm and softmax" in result.diagnostics[0].details
+    assert "--device cuda" in (result.diagnostics[0].help or "")
+    result = policylang.check(policy, graph=graph("cpu", ATTENTION))
+    assert [found.code for found in result.diagnostics] == ["APL320"]
+    assert (result.errors, result.warnings) == (0, 0)

@@ -52,7 +52,6 @@ latency = 20e-6
 bandwidth = 45e9
 latency = 30e-6
 """
-
 LEAST = "[compute]\nfloat32 = 1e12\n[memory]\nbandwidth = 1e12\n"
 
 
@@ -469,7 +468,6 @@ float32 = 1e12
 [memory]
 bandwidth = {bandwidth}
 """
-
 TIMED = "save everything where time > 400 us\n"
 
 
@@ -608,17 +606,13 @@ def test_a_time_that_rounds_to_its_limit_is_given_in_full() -> None:
 
 
 KEYS = ("name", "compute", "memory", "host", "network", "bandwidth", "latency", "ranks", "times", "group", "pointwise")
-
 MORE = ("capacity", "overhead", "attention", "float32", "bf16", "tf32", "other", "a b", '"', "é", "")
-
 NUMBERS = st.one_of(
     st.integers(),
     st.sampled_from([0, 1, 2, 8, 10**400, 1e12, 2.6e12, 0.35, float("inf"), float("nan"), -0.0, 5e-324]),
     st.floats(),
 )
-
 LEAVES = st.one_of(NUMBERS, st.booleans(), st.text(max_size=5), st.sampled_from(["80 GiB", "1 TB/s", "x.table", "."]))
-
 TREES: st.SearchStrategy[Any] = st.recursive(
     LEAVES,
     lambda inner: st.one_of(
@@ -626,11 +620,8 @@ TREES: st.SearchStrategy[Any] = st.recursive(
     ),
     max_leaves=12,
 )
-
 RATE = st.one_of(LEAVES, st.lists(st.lists(NUMBERS, max_size=3), max_size=3))
-
 NETWORK = st.dictionaries(st.sampled_from(("ranks", "bandwidth", "latency", "times", "group")), LEAVES)
-
 PROFILES = st.fixed_dictionaries(
     {"compute": st.dictionaries(st.sampled_from((*DTYPES[:4], "bf16", "overhead", "attention")), RATE)},
     optional={

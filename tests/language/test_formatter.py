@@ -194,7 +194,6 @@ def test_every_unit_is_read(unit: str) -> None:
 
 
 GOLDEN = Path(__file__).parent / "golden"
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -299,11 +298,8 @@ STATEMENTS = st.one_of(
     st.builds(format_statement, strategies.ordering),
     st.sampled_from(["policy demo", "blocks layers.*", "include <fsdp>", "undecided -> save", "collapse round_trips"]),
 )
-
 SPACE = st.sampled_from(["", " ", "   ", "\t", " \r"])
-
 COMMENT = st.sampled_from(["#", "# said", '#said ( "', "   # → ; )", "# tail  "])
-
 END = st.one_of(
     st.builds(lambda space, comment: f"{space}{comment}\n", SPACE, COMMENT),
     st.sampled_from([";", " ; ", "\n", "\r\n", "\n\n\n\n", "\n  # alone\n", ";# said\n"]),

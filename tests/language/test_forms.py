@@ -99,17 +99,11 @@ def selector(text: str) -> Selector:
 
 
 MM = Operator(None, "mm", None)
-
 ADD = Operator(None, "add", None)
-
 BMM = Operator(None, "bmm", None)
-
 RELU = Operator(None, "relu", None)
-
 GATHER = Reference("all_gather")
-
 ANY_BLOCK = BlockSet("any")
-
 FROM_PARAMETER = Is("from parameter")
 
 LLAMA3 = """\
@@ -338,7 +332,6 @@ def test_predicates(text: str, tree: object) -> None:
 
 
 MIB = 1024**2
-
 EXPECTATIONS = [
     ("saved <= 6.4 GiB", ExpectTotal("saved", "<=", Quantity(6.4 * 1024 * MIB, "bytes"))),
     ("saved per block <= 220 MiB", ExpectTotal("saved", "<=", Quantity(220 * MIB, "bytes"), per_block=True)),
@@ -399,9 +392,7 @@ def test_rewrites(text: str, tree: Rewriting) -> None:
 
 
 PARAMETERS = Where(GATHER, Is("from parameter"))
-
 SCATTER = Reference("reduce_scatter")
-
 COLLECTIVE = Reference("collective")
 
 

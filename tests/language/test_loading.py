@@ -126,7 +126,6 @@ def test_what_is_no_policy_is_a_diagnostic(given: Any) -> None:
 
 
 SECRET = "token = hunter2 of root\n"
-
 PROFILE = "[compute]\nfloat32 = 1e12\n[memory]\nbandwidth = 1e12\n[[network]]\nranks = 2\ntimes = "
 
 

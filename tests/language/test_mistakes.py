@@ -292,7 +292,6 @@ def within_its_statement(source: Source, about: Span, changed: Span) -> bool:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-
 PAGES = ROOT / "docs" / "codes"
 
 

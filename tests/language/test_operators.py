@@ -46,9 +46,7 @@ from policylang.torch_compat.graphs import operator_facts, operator_names
 from tests.language.test_forms import Told, policy, selector, told
 
 TABLE = OperatorTable.bundled()
-
 FACTS = data_file("operator_facts.json")
-
 same_torch = pytest.mark.skipif(
     torch.__version__.partition("+")[0] != manifest().torch_version, reason="the manifest was made from another torch"
 )
@@ -357,17 +355,13 @@ def test_alternatives_are_bounded() -> None:
 
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
-
 FIGURES = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
-
 OF_PREDICATES = {"crosses cut", "annotated"}
-
 NAMES_IN_ONE_PLACE = {"policylang", "chains", "round_trips", "ahead", "auto", "peak", "forward", "step", "lossless"}
 
 NAMES_IN_ONE_PLACE |= {"loss", "into", "tokens"}  # of `chunk`
 
 SIGNS = {"->", "→", *get_args(syntax.Comparison)}
-
 WHERE = [pytest.param(each, id=f"{each.words[0]}-{each.sense}") for each in meanings()]
 
 
@@ -447,9 +441,7 @@ def test_meanings_are_short_and_plain() -> None:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-
 LANGUAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
-
 PAGES = [
     page
     for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
@@ -507,9 +499,7 @@ def test_the_reference_shows_the_words_of_the_language() -> None:
 
 
 GATE = "layers.*.moe.router.gate::aten.mm.default"
-
 BOTH = f"{GATE} | layers.*.attention.wo :: aten.mm.default"
-
 GRAPH = """
 %x = input
 %gate = aten.mm.default(%x) layers.0.moe.router.gate
@@ -607,7 +597,6 @@ def test_a_block_as_the_module():
 
 
 ROOT = Path(__file__).parents[2]
-
 GRAMMAR = grammar_file().read_text(encoding="utf-8")
 
 
@@ -624,7 +613,6 @@ def test_the_table_is_that_of_the_grammar_whatever_the_hash_seed(seed: str) -> N
 
 
 TEXT = "policy p\nsave mm in layers.*; recompute every 2nd mm per blok\nexpect saved <= 1 GiB\nsave (mm or"
-
 CACHES = (
     lexer_module.tables,
     lexer_module._terminals,

@@ -1,19 +1,26 @@
-"""Random graphs and policies, for the comparison of the planner with the reference.
+"""Random graphs and policies, for the comparison of the planner with the reference; sharded steps as small graphs; and
+what is read off plans.
 
-Small graphs with everything a planner can trip over: multi-output operators, collectives and their waits, the FSDP
-fan-out, sizes, views, random and mutating operators, checkpoint regions, backward nodes among the forward ones.
-"""
+The random graphs have everything a planner can trip over: multi-output operators, collectives and their waits, the FSDP
+fan-out, sizes, views, random and mutating operators, checkpoint regions, backward nodes among the forward ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 
+from attrs import frozen
 from hypothesis import strategies as st
 
+import policylang
 from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.language import syntax as s
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
+from policylang.language.diagnostics import Diagnostic
 from policylang.language.syntax import Action
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan
 from tests.support.textgraph import GraphBuilder
 from tests.support.trees import span
 
@@ -151,7 +158,6 @@ def _collective(draw: st.DrawFn, builder: GraphBuilder) -> None:
 
 
 # --- policies ------------------------------------------------------------------------------------------------------
-
 GLOBS = ["layers.*", "/layers.*", "layers.{0,2}", "layers.[0-1].attn", "attn"]
 GLOBS += ["**.attn", "layers.**", "/layers.**.up", "l*.1", "none.*"]
 NAMES = ["mm", "add", "topk", "arg*", "*", "*e*", "getitem", "wait_tensor", "split", "cat", "view", "all_gather*"]
@@ -276,3 +282,122 @@ def policies(draw: st.DrawFn) -> s.Policy:
         rewrites=(),
         expectations=(),
     )
+
+
+PATH = "the joint-graph partitioner"
+JOINT = Capabilities(PATH, replays_random=True, undecided="auto")
+
+
+def planned(facts: Facts, rules: str, capabilities: Capabilities = JOINT) -> Plan:
+    return plan(policylang.parse(rules), facts, capabilities)
+
+
+def actions(made: Plan) -> dict[str, str]:
+    """Node name to what was decided, ``save``, ``recompute``, ``auto``, for every forward value."""
+    return {
+        made.facts.names[row]: "auto" if decision.action is None else decision.action.name.lower()
+        for row, decision in enumerate(made.decisions)
+        if decision is not None
+    }
+
+
+def only(found: tuple[Diagnostic, ...], code: str) -> Diagnostic:
+    """The one diagnostic of a plan, which must have this code."""
+    assert [diagnostic.code for diagnostic in found] == [code], [diagnostic.message for diagnostic in found]
+    return found[0]
+
+
+def names(facts: Facts, rows: Iterable[int]) -> list[str]:
+    return [facts.names[row] for row in rows]
+
+
+GATHER = "_c10d_functional.all_gather_into_tensor.default"
+SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
+WAIT = "_c10d_functional.wait_tensor.default"
+CAST = "prims.convert_element_type.default"
+SHARD = {"shape": (16, 32), "bytes": 1 << 10, "dtype": "bfloat16", "device": "cuda:0", "numel": 1 << 9}
+FULL = {"shape": (32, 64), "bytes": 1 << 12, "dtype": "bfloat16", "device": "cuda:0", "numel": 1 << 11}
+
+
+@frozen
+class Options:
+    blocks: int = 3
+    casts: bool = True
+    """Whether each shard is cast before it is gathered."""
+    regathers: bool = False
+    """Whether the backward gathers weights again, as a traced step does where nothing is kept."""
+    head: bool = False
+    """Whether something multiplies behind the last block."""
+    embedding: bool = False
+    activations: bool = False
+    """Whether each block gathers what it is given, as tensor parallelism does."""
+    unknown: int = -1
+    """The block, if any, that calls an operator that nobody knows."""
+    labelled: bool = False
+    """Whether backward nodes have module paths."""
+
+
+class _Step:
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.builder = GraphBuilder()
+        self.weights: dict[str, int] = {}
+        self.params: dict[str, int] = {}
+
+    def add(self, name: str, target: str, *inputs: int, module: str = "", backward: bool = False, **more) -> int:
+        path = module if not backward or self.options.labelled else ""
+        return self.builder.add(name, target, inputs, module=path, backward=backward, **more)
+
+    def gathered(self, name: str, module: str, backward: bool = False) -> int:
+        """A weight: of its shard, cast or not, gathered and awaited."""
+        tag = f"{name}_again" if backward else name
+        where = {"module": module, "backward": backward}
+        source = self.params[name]
+        if self.options.casts:
+            source = self.add(f"cast_{tag}", CAST, source, **where, **SHARD)
+        gather = self.add(f"gather_{tag}", GATHER, source, **where, flags=Flag.COLLECTIVE, group="dp:4", **FULL)
+        return self.add(f"wait_{tag}", WAIT, gather, **where, **FULL)
+
+    def product(self, name: str, *inputs: int, **more) -> int:
+        return self.add(name, "aten.mm.default", *inputs, flops=1 << 20, flags=Flag.COMPUTE, **more, **FULL)
+
+    def facts(self) -> Facts:
+        options, builder = self.options, self.builder
+        places = [("embed", "embed")] * options.embedding
+        places += [(str(number), f"layers.{number}") for number in range(options.blocks)]
+        places += [("head", "head")] * options.head
+        for name, _ in places:
+            self.params[name] = builder.add(f"param_{name}", "parameter", (), input_name=f"{name}.weight", **SHARD)
+        x = builder.add("x", "input", (), **FULL)
+        tangent = builder.add("tangent", "tangent", (), **FULL)
+        made: list[tuple[str, str, int, int, int]] = []
+        for name, module in places:
+            weight = self.gathered(name, module)
+            given = x
+            if options.activations and name.isdigit():
+                gather = self.add(f"tp_{name}", GATHER, x, module=module, flags=Flag.COLLECTIVE, group="tp:2", **FULL)
+                given = self.add(f"tp_wait_{name}", WAIT, gather, module=module, **FULL)
+            normed = self.add(f"norm_{name}", "aten.mul.Tensor", given, x, module=module, **FULL)
+            product = self.product(f"mm_{name}", normed, weight, module=module)
+            if name == str(options.unknown):
+                product = self.add(f"unknown_{name}", "mylib.dispatch.default", product, module=module, **FULL)
+            x = self.add(f"add_{name}", "aten.add.Tensor", product, x, module=module, **FULL)
+            made.append((name, module, normed, weight, x))
+        loss = self.add("loss", "aten.sum.default", x, **SHARD)
+        gradient, returned = tangent, []
+        for name, module, normed, weight, _ in reversed(made):
+            if options.regathers:
+                weight = self.gathered(name, module, backward=True)
+            where = {"module": module, "backward": True}
+            given = self.product(f"dx_{name}", gradient, weight, **where)
+            dw = self.product(f"dw_{name}", normed, gradient, **where)
+            scatter = self.add(f"scatter_{name}", SCATTER, dw, **where, flags=Flag.COLLECTIVE, group="dp:4", **SHARD)
+            wait = self.add(f"reduced_{name}", WAIT, scatter, **where, **SHARD)
+            returned.append(self.add(f"mean_{name}", "aten.div.Tensor", wait, **where, **SHARD))
+            gradient = self.add(f"dadd_{name}", "aten.add.Tensor", gradient, given, **where, **FULL)
+        builder.add("output", "output", (loss, *returned, gradient))
+        return builder.facts(GraphKind.JOINT)
+
+
+def sharded_step(**options) -> Facts:
+    return _Step(Options(**options)).facts()

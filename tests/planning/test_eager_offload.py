@@ -27,7 +27,7 @@ from policylang.report.plan_text import plan_text
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import node_times
 from policylang.simulation.streams import walk
-from tests.planning.test_schedule import written
+from tests.planning.test_outcome import written
 from tests.support.drawn import examples
 from tests.support.textgraph import facts_of
 

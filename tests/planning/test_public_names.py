@@ -1,30 +1,37 @@
-"""What people call operations: the register of what they are traced as, held against traces, and what a rule that
-matches nothing says of it."""
+"""What people call operations, sizes that come from data, and paths by name: registers, held against traces."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 import torch._inductor.lowering  # some decompositions of Inductor take it for imported
 import torch.nn.functional as F
 from functorch.compile import aot_function, default_partition
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._inductor.decomposition import select_decomp_table
 
 import policylang
+from policylang.api.snapshot import facts_of as facts_of_graph
+from policylang.commands.small_llama import step_memory
 from policylang.graph.blocks import blocks_of
 from policylang.graph.chains import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
+from policylang.language.loader import parse_policy
 from policylang.language.names import NEVER_TRACED, TRACED_AS, traced_texts
 from policylang.language.operators import selector_of_groups
-from policylang.planning.capabilities import Capabilities
+from policylang.planning.capabilities import EAGER, HOOK, PLANNED, Capabilities, path_entry
+from policylang.planning.inspection.breakdown import breakdown
+from policylang.planning.order.statements import cannot_order
 from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import Selections
 from tests.support.textgraph import facts_of
+from tests.support.versions import needs_traced_generators
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 WIDTH = 16
@@ -189,7 +196,6 @@ def test_further_activations_are_one_node_on_every_path(taken_apart: bool) -> No
 
 
 # --- what is said ---
-
 NAMED = facts_of("""
     %x = input
     %w = parameter
@@ -242,3 +248,157 @@ def test_an_empty_graph_has_no_names_to_offer() -> None:
     assert details("save linear", facts_of("%x = input\n---\n%b = aten.mul.Tensor(%x)\noutput(%b)")) == (
         "linear: 0 nodes",
     )
+
+
+TOKENS, EXPERT_WIDTH = 96, 16
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(EXPERT_WIDTH, 2)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(EXPERT_WIDTH, 32), nn.Tanh()) for _ in range(2))
+        self.down = nn.Linear(32, EXPERT_WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        choice, total = self.router(x).argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = (choice == number).nonzero().squeeze(-1)
+            total = total.index_add(0, rows, self.down(expert(x[rows])))
+        return x + total
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Experts() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.pow(2).mean()
+
+
+def tokens(seed: int = 0) -> Tensor:
+    return torch.randn(TOKENS, EXPERT_WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+@cache
+def traced_facts() -> Facts:
+    return facts_of_graph(policylang.trace_step(Model(), lambda model: model(tokens())))[0]
+
+
+def said(rules: str) -> list[str]:
+    (made,) = policylang.check(policylang.parse(f"save everything\n{rules}"), graph=traced_facts()).plans
+    return [each.message for each in made.diagnostics if each.code == "APL350"]
+
+
+@needs_traced_generators
+def test_a_size_counts_as_the_most_that_it_can_be_where_that_is_known() -> None:
+    """Not as 4,096 rows, and not below what a step saves."""
+    (made,) = policylang.check("save_all", graph=traced_facts()).plans
+    under = breakdown(made).under.amounts.saved_bytes
+    model, x = Model(), tokens()
+    found = step_memory(lambda: model(x), [*model.parameters(), x], torch.device("cpu")).saved
+    assert found <= under <= 4 * found
+
+
+@needs_traced_generators
+def test_a_plan_says_by_what_it_counts_and_what_that_may_come_to(tmp_path: Path) -> None:
+    file = tmp_path / "experts.graph"
+    policylang.snapshot(policylang.trace_step(Model(), lambda model: model(tokens())), file)
+    (made,) = policylang.check("save_all", graph=file).plans
+    (note,) = breakdown(made).notes
+    assert note.startswith("saved counts 12 values by a hint of 96 rows, since their sizes come from data: ")
+    assert note.endswith(", which may be from 0 B to 75 KiB")
+
+
+@pytest.mark.parametrize(
+    ("rules", "warned"),
+    [
+        ("expect saved <= 1 GiB", False),  # counted by the most that it can be
+        ("expect saved >= 1 KiB", True),
+        ("expect peak >= 1 KiB", True),
+        ("expect recomputed operators <= 3", False),
+        ("expect every tanh saved", False),
+    ],
+)
+@needs_traced_generators
+def test_an_expectation_about_such_a_figure_is_warned_of(rules: str, warned: bool) -> None:
+    assert bool(said(rules)) is warned
+    for message in said(rules):
+        assert message.startswith(f"`{rules}` is compared with a figure that counts ")
+        assert "by a hint of 96 rows" in message
+
+
+@needs_traced_generators
+def test_one_that_fails_says_so_itself() -> None:
+    found = policylang.check(
+        policylang.parse("save everything\nexpect saved <= 1 KiB"), graph=traced_facts()
+    ).diagnostics
+    assert any("by a hint of 96 rows" in detail for each in found if each.code == "APL305" for detail in each.details)
+
+
+def test_in_eager_the_sizes_are_those_of_the_first_call() -> None:
+    rules = "recompute everything in block\nsave addmm in experts.0\nexpect saved per block <= 1 MiB"
+    model = policylang.checkpoint_model(Model(), policylang.parse(rules))
+    for seed in range(3):
+        model(tokens(seed)).backward()
+    report = policylang.report(model)
+    (note,) = (each for each in report.notes if "first call" in each)
+    assert "of 2 blocks, the calls so far saved" in note
+    least, most = note.rsplit("saved ", 1)[1].split(" to ")
+    assert least != most
+    assert all("APL350" in warning for warning in report.warnings)
+    assert report.warnings
+    assert note in json.loads(report.to_json())["notes"]
+
+
+class Picks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.layers[1].forward = lambda x: x[torch.tensor([1, 0, 1])].sin()  # type: ignore[method-assign]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[1](self.layers[0](x)).sum()
+
+
+def test_what_is_picked_by_positions_is_of_a_known_size() -> None:
+    model = policylang.checkpoint_model(Picks(), policylang.parse("recompute everything in block"))
+    model(torch.ones(2, 4)).backward()
+    assert not policylang.report(model).notes
+
+
+def test_a_path_is_found_by_its_name_and_another_word_is_told_the_names() -> None:
+    assert [path_entry(name).name for name in PLANNED] == list(PLANNED)
+    with pytest.raises(ValueError, match="there is no path `compiled`; there are eager, joint, flat, half, hook"):
+        path_entry("compiled")
+
+
+def test_eager_leaves_to_fsdp_what_fsdp_can_order() -> None:
+    policy = parse_policy(
+        "bucket all_gather per block; bucket all_gather in block per 2 blocks; bucket reduce_scatter up to 3 MiB\n"
+        "prefetch all_gather 2 blocks ahead; delay reduce_scatter 1 block; optional overlap collective\n"
+        "keep order of all_to_all"
+    ).policy
+    assert policy is not None
+    refused = cannot_order(policy, EAGER)
+    assert [each.span and each.span.text for each in refused] == [
+        "bucket all_gather per block",
+        "bucket all_gather in block per 2 blocks",
+        "bucket reduce_scatter up to 3 MiB",
+        "delay reduce_scatter 1 block",
+        "keep order of all_to_all",
+    ]
+    assert {each.code for each in refused} == {"APL306"}
+    said = (
+        "`fully_shard` gathers",
+        "`fully_shard` gathers",
+        "`fully_shard` gathers",
+        "no call for that",
+        "leave the line",
+    )
+    assert [part in (each.help or "") for part, each in zip(said, refused, strict=True)] == [True] * 5
+    assert len(cannot_order(policy, HOOK)) == 6

@@ -1,24 +1,30 @@
-"""Rules and expectations about time: what decides, what is found, and what has to be said where no time is known."""
+"""Rules and expectations: about time, every form of `expect`, and what `fuse` is worth on a device."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
 
 import policylang
 from policylang.backends.caching import policy_key
+from policylang.commands.cli import main
 from policylang.graph.facts import Facts, StepKind
 from policylang.language.devices.profile import DeviceProfile, Network, Rate
 from policylang.language.devices.reading import read_device
-from policylang.language.diagnostics import Diagnostic
+from policylang.language.diagnostics import Diagnostic, one_cause
 from policylang.language.statements import format_policy
 from policylang.planning.capabilities import EAGER, FLAT, JOINT
 from policylang.planning.inspection.worth import rules_on, time_of_step
 from policylang.planning.plan import ExpectationOutcome, Plan, policy_text
 from policylang.planning.planner import plan
 from policylang.simulation.streams import step_time
+from tests.planning.strategies import JOINT as LIKE_JOINT
+from tests.planning.strategies import actions
+from tests.planning.strategies import only as only_diagnostic
 from tests.support.textgraph import facts_of
 
 MIB = 1 << 20
@@ -69,8 +75,6 @@ def only(found: tuple[Diagnostic, ...], code: str) -> Diagnostic:
 
 
 # --- rules ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("selector", "nodes"),
     [
@@ -117,8 +121,6 @@ def test_it_is_said_what_time_a_node_has_that_a_rule_leaves_out() -> None:
 
 
 # --- expectations ---------------------------------------------------------------------------------------------------
-
-
 def test_recomputed_time_is_that_of_what_runs_again() -> None:
     made = planned("save sin, cos, topk\nexpect recomputed time <= 8 ms\nexpect recomputed time <= 80%")
     assert made.times is not None
@@ -202,7 +204,6 @@ def test_of_a_whole_model_in_eager_blocks_run_again_as_they_are() -> None:
 
 
 # --- where no time is known -----------------------------------------------------------------------------------------
-
 TIMED = "save everything where time > 1 ms\nexpect step time <= 1 s\nexpect recomputed time per block <= 8%\n"
 
 
@@ -276,8 +277,6 @@ def test_work_that_no_formula_counts_is_priced_by_bytes_with_a_warning() -> None
 
 
 # --- what decides is in the digest ----------------------------------------------------------------------------------
-
-
 def device_of(name: str) -> DeviceProfile:
     found = read_device(name)
     assert isinstance(found, DeviceProfile)
@@ -324,3 +323,212 @@ def test_a_tree_built_by_hand_has_the_figures_in_its_text() -> None:
     bare = evolve(found, canonical="")
     assert policy_text(bare) != policy_text(evolve(bare, device=device_of("b200")))
     assert format_policy(found) == found.canonical
+
+
+EXPECTED_FACTS = facts_of(f"""
+    %x = input bytes={MIB}
+    %w = parameter bytes={MIB}
+    %mm = aten.mm.default(%x, %w) layers.0.attn bytes={100 * MIB} flops=1000000
+    %sin = aten.sin.default(%mm) layers.0.attn bytes={20 * MIB}
+    %mm_1 = aten.mm.default(%sin, %w) layers.1.attn bytes={200 * MIB} flops=1000000
+    %mm_2 = aten.mm.default(%mm_1, %w) layers.1.attn bytes={20 * MIB - MIB // 2} flops=2000000
+    %cos = aten.cos.default(%mm_2) layers.1.attn bytes={MIB}
+    ---
+    %t = tangent
+    %b = aten.mul.Tensor(%t, %mm, %sin)
+    %b_1 = aten.mul.Tensor(%b, %mm_1, %mm_2)
+    output(%cos, %b_1)
+""")
+"""The forward makes 120 MiB in block 0 and 220.5 MiB in block 1; nothing reads the cosine."""
+BARE = facts_of("%x = input\n%sin = aten.sin.default(%x)\n---\n%b = aten.mul.Tensor(%sin)\noutput(%sin, %b)")
+EMPTY = facts_of("%x = input\n---\n%b = aten.mul.Tensor(%x)\noutput(%b)")
+PIECES = facts_of("""
+    %x = input bytes=8
+    %view = aten.view.default(%x) view
+    %norm = aten.native_layer_norm.default(%view) multi_output bytes=24
+    %piece = builtin.getitem(%norm, 0) bytes=8
+    %sin = aten.sin.default(%piece) bytes=8
+    ---
+    %t = tangent
+    %b = aten.mul.Tensor(%t, %view, %piece, %sin)
+    output(%sin, %b)
+""")
+SAVE = "save everything"
+FIRST_AGAIN = "save everything\nrecompute mm in layers.0"
+ALL_AGAIN = "save everything\nrecompute mm"
+
+
+def expecting(rules: str, facts: Facts = EXPECTED_FACTS) -> Plan:
+    return plan(policylang.parse(rules), facts, LIKE_JOINT)
+
+
+def found(
+    text: str, rules: str = SAVE, facts: Facts = EXPECTED_FACTS
+) -> tuple[ExpectationOutcome, tuple[Diagnostic, ...]]:
+    made = expecting(f"{rules}\n{text}", facts)
+    return made.expectations[0], made.diagnostics
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "status", "figure"),
+    [
+        (SAVE, "saved per block <= 210 MiB", "failed", "219.5 MiB in block 1"),
+        (SAVE, "saved per block <= 220 MiB", "held", "219.5 MiB in block 1"),
+        (SAVE, "saved per block >= 200 MiB", "failed", "120 MiB in block 0"),
+        (SAVE, "saved <= 6.4 GiB", "held", "339.5 MiB"),
+        (SAVE, "saved == 1 GiB", "failed", "339.5 MiB"),
+        (SAVE, f"saved <= {339 * MIB + MIB // 2 - 1} B", "failed", "339.5 MiB (355,991,552 bytes)"),
+        (FIRST_AGAIN, "recomputed flops <= 20%", "failed", "25%"),
+        (FIRST_AGAIN, "recomputed flops <= 1 MFLOP", "held", "1 MFLOP"),
+        (FIRST_AGAIN, "recomputed <= 99 MiB", "failed", "100 MiB"),
+        (SAVE, "saved <= 90% of forward", "failed", "99.7%"),
+        (SAVE, "saved per block <= 99% of forward", "failed", "100% in block 0"),
+        (FIRST_AGAIN, "recomputed <= 30% of forward", "held", "29.4%"),
+        (ALL_AGAIN, "recomputed operators <= 50%", "failed", "60%"),
+        (ALL_AGAIN, "recomputed operators <= 3", "held", "3"),
+        (ALL_AGAIN, "recomputed operators per block <= 50%", "failed", "66.7% in block 1"),
+        (SAVE, "peak <= 1 GiB", "held", "342.5 MiB"),
+        (SAVE, "peak <= 1 MiB", "failed", "342.5 MiB"),
+        (SAVE, "exactly 3 mm", "held", "3"),
+        (SAVE, "at least 4 mm", "failed", "3"),
+        (SAVE, "at most 3 mm", "held", "3"),
+        (SAVE, "exactly 2 mm per block", "failed", "1 in block 0"),
+        (SAVE, "at least 1 mm per block", "held", "1 to 2 in each block"),
+        (SAVE, "at most 1 mm per module", "failed", "2 in layers.1.attn"),
+        (FIRST_AGAIN, "every sin saved", "held", "1 of 1 node saved"),
+        (FIRST_AGAIN, "every mm saved", "failed", "1 of 3 nodes not saved"),
+        (FIRST_AGAIN, "no mm recomputed", "failed", "1 of 3 nodes recomputed"),
+        (FIRST_AGAIN, "no sin recomputed", "held", "none of 1 node recomputed"),
+        # the backward does not need the cosine: it is what was decided, and never really saved
+        (SAVE, "every cos saved", "held", "1 of 1 node saved"),
+        (SAVE, "every cos recomputed", "failed", "1 of 1 node not recomputed"),
+        (SAVE, "no cos saved", "held", "none of 1 node saved"),
+        (SAVE, "every bmm saved", "failed", "no node matches"),
+        (SAVE, "no bmm saved", "held", "none of 0 nodes saved"),
+        # what depends on the partitioner
+        ("save sin", "every sin saved", "held", "1 of 1 node saved"),
+        ("save sin", "saved <= 1 MiB", "failed", "at least 20 MiB"),
+        *(
+            ("save sin", text, "deferred", "it depends on values that are left to PyTorch's partitioner")
+            for text in ("saved <= 1 GiB", "peak <= 1 GiB", "saved >= 1 B", "every mm saved", "no mm saved")
+        ),
+    ],
+)
+def test_what_is_found(rules: str, text: str, status: str, figure: str) -> None:
+    outcome, diagnostics = found(f"expect {text}", rules)
+    assert (outcome.status, outcome.found, outcome.text) == (status, figure, f"expect {text}")
+    assert outcome.source == f"<policy>:{rules.count(chr(10)) + 2}"
+    assert bool(diagnostics) is (status == "failed")
+
+
+@pytest.mark.parametrize(
+    ("facts", "rules", "text", "figure"),
+    [
+        (BARE, SAVE, "expect saved per block <= 1 B", "the graph has no blocks"),
+        (EMPTY, "undecided -> auto", "expect saved <= 1% of forward", "0%"),
+        (PIECES, "recompute everything", "expect recomputed operators <= 2", "2"),  # no views, and no pieces
+    ],
+)
+def test_of_other_graphs(facts: Facts, rules: str, text: str, figure: str) -> None:
+    assert found(text, rules, facts)[0].found == figure
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "code", "message", "details"),
+    [
+        (SAVE, "expect saved per block <= 210 MiB", "APL305", "219.5 MiB in block 1", "block 1 is layers.1"),
+        (SAVE, "expect exactly 2 mm per block", "APL305", "1 in block 0", "block 0, layers.0: 1"),
+        (FIRST_AGAIN, "expect every mm saved", "APL305", "1 of 3 nodes not saved", "mm is recomputed"),
+        (SAVE, "expect every bmm saved", "APL301", "is about nothing: `bmm` matches nothing", "bmm: 0 nodes"),
+    ],
+)
+def test_the_error_of_one_that_fails(rules: str, text: str, code: str, message: str, details: str) -> None:
+    error = only_diagnostic(found(text, rules)[1], code)
+    assert error.message.startswith(f"`{text}` {'does not hold: ' if code == 'APL305' else ''}{message}")
+    assert error.details == (details,)
+
+
+# --- shares of the blocks ---------------------------------------------------------------------------------------------
+def blocks_of_sines(blocks: int) -> Facts:
+    """One sine a block, and one outside."""
+    lines = ["%x = input", "%head = aten.sin.default(%x)"]
+    lines += [f"%sin_{block} = aten.sin.default(%head) layers.{block}" for block in range(blocks)]
+    read = ", ".join(["%head", *(f"%sin_{block}" for block in range(blocks))])
+    return facts_of("\n".join([*lines, "---", f"%b = aten.mul.Tensor({read})", "output(%head, %b)"]))
+
+
+@pytest.mark.parametrize(("blocks", "first", "last"), [(1, "", ""), (4, "01", "3"), (5, "01", "4")])
+def test_shares_of_the_blocks_are_rounded_down(blocks: int, first: str, last: str) -> None:
+    rules = f"{SAVE}\nrecompute everything in first 50% of blocks\nrecompute everything in last 25% of blocks"
+    made = expecting(rules, blocks_of_sines(blocks))
+    again = {name for name, action in actions(made).items() if action == "recompute"}
+    assert again == {f"sin_{block}" for block in first + last}
+    assert [each.code for each in made.diagnostics] == ([] if first else ["APL369"] * 2)
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_a_share_of_no_block_is_one_error_unless_it_is_optional(blocks: int) -> None:
+    facts, half = blocks_of_sines(blocks), "sin in first 50% of blocks"
+    made = expecting(f"{SAVE}\nrecompute {half}", facts)
+    if blocks:
+        told = only_diagnostic(made.diagnostics, "APL369").message
+        assert told.endswith("is no block: this graph has 1 block, and a share is rounded down")
+    else:
+        (note,) = only_diagnostic(one_cause(made.diagnostics), "APL302").related
+        assert note.message.endswith("is no block: this graph has no blocks")
+    assert expecting(f"{SAVE}\noptional recompute {half}", facts).diagnostics == ()
+    assert only_diagnostic(expecting(f"save ({half}) or sin", facts).diagnostics, "APL369")
+    assert only_diagnostic(expecting(f"{SAVE}\nexpect every ({half}) saved", facts).diagnostics, "APL369")
+
+
+GRAPH = "docs/graphs/fsdp.graph"
+TEXT = "optional fuse all_gather chains\nundecided -> save"
+
+
+def warned(text: str, device: DeviceProfile | str | None) -> list[policylang.Diagnostic]:
+    found = policylang.check(policylang.parse(text), graph=GRAPH, device=device).diagnostics
+    return [each for each in found if each.code == "APL380"]
+
+
+def test_a_gather_that_leaves_its_server_is_a_warning_with_its_figures() -> None:
+    (found,) = warned(TEXT, "h100-sxm")
+    assert found.message == (
+        "`optional fuse all_gather chains` slows the step on h100-sxm, from 360.2 ms to 453.8 ms: "
+        "157.4 ms of it waits for collectives, without the line 63.8 ms"
+    )
+    assert found.details == ("75 over 128 ranks, in place of 16 and 8",)
+    assert (found.severity.value, found.span is not None) == ("warning", True)
+    assert found.fixes[0].applied(found.span.source).strip() == "undecided -> save"  # type: ignore[union-attr]
+
+
+def test_on_one_network_it_gains_and_without_a_device_nothing_is_said() -> None:
+    device = policylang.load_device("h100-sxm")
+    whole = evolve(device, networks=tuple(each for each in device.networks if each.ranks is None))
+    assert not warned(TEXT, whole)
+    assert not warned(TEXT, None)
+
+
+def highest(document: dict[str, Any]) -> int:
+    return max(document["with"]["peak"][half] for half in ("forward", "backward"))
+
+
+def test_what_a_line_is_worth_is_the_step_with_it_less_the_step_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "one.apl"
+    steps = []
+    for text in (TEXT, "undecided -> save\n"):
+        path.write_text(text)
+        main(["plan", str(path), "--graph", GRAPH, "--device", "h100-sxm", "--output-format", "json"])
+        steps.append(json.loads(capsys.readouterr().out))
+    under, without = steps
+    assert not without["rewrites"]
+    (rewrite,) = under["rewrites"]
+    assert (rewrite["text"], rewrite["rewritten"], rewrite["fewer_collectives"]) == (
+        "optional fuse all_gather chains",
+        75,
+        75,
+    )
+    for figure in ("step_seconds", "exposed_seconds", "saved_bytes"):
+        assert rewrite["worth"][figure] == pytest.approx(under["with"][figure] - without["with"][figure])
+    assert rewrite["worth"]["peak_bytes"] == highest(under) - highest(without)

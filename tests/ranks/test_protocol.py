@@ -1,4 +1,4 @@
-"""Ranks as threads over one store: whatever one of them does, nobody hangs, and what follows is compared rightly."""
+"""Ranks as threads over one store: nobody hangs, what follows is compared rightly, and ranks are written shortly."""
 
 from __future__ import annotations
 
@@ -24,13 +24,25 @@ from policylang.planning.planner import plan as make_plan
 from policylang.ranks import meeting
 from policylang.ranks.comparison import TIMEOUT, agree_on_plan, comparing, ranks_of
 from policylang.ranks.meeting import MessageStore
-from policylang.ranks.rank_account import LONGEST
+from policylang.ranks.rank_account import (
+    LONGEST,
+    Absence,
+    EndOfComparison,
+    MeetingKey,
+    RankMessage,
+    RankStatus,
+    pack,
+    ranges,
+    unpack,
+)
 from tests.support.textgraph import GraphBuilder
 
 SAVE, RECOMPUTE = policylang.parse("undecided -> save\n"), policylang.parse("save mm\nundecided -> recompute\n")
 SETS = {2: ([(0, 1)],), 4: ([(0, 1, 2, 3)], [(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1), (2, 3), (0, 2), (1, 3)])}
 QUICK = 0.25
+
 """Of the seconds between looks, and of a rank's delays: how often each of them looks meanwhile stays as it is."""
+
 WELL, DIFFERS, STOPS, FAILS = "well", "differs", "stops", "fails"
 UNCOMPARED, FEWER, ELSEWHERE = "uncompared", "fewer groups", "elsewhere"
 
@@ -233,3 +245,39 @@ def test_what_no_rank_has_written_is_said(text: str) -> None:
     ):
         ranks_of(facts_for(0, [(0, 1)]), SAVE, "forward")
     assert told.value.diagnostics[0].code == "APL621"
+
+
+RANKS = st.sets(st.integers(0, 300), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
+KEY = MeetingKey("ab", "tp", (0, 1), 2)
+ABSENCE = Absence("x.1", 1, "ab", 3, "", "says \ud800 `it`")
+
+
+@given(RANKS, RANKS)
+def test_other_ranks_are_written_otherwise(ranks: tuple[int, ...], others: tuple[int, ...]) -> None:
+    assert (ranges(ranks) == ranges(others)) == (ranks == others)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [(range(1024), "0-1023"), (range(3, 128, 8), "3-123/8"), ((0, 1), "0,1"), ((0, 1, 2, 9, 20), "0-2,9,20")],
+)
+def test_regular_ranks_are_short(ranks: range, text: str) -> None:
+    assert ranges(tuple(ranks)) == text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        RankMessage(0, "plan", "00", (KEY,), absences=(ABSENCE,)),
+        RankStatus("waiting", "a graph", (ABSENCE,), (KEY,), KEY.message(0, 1)),
+        EndOfComparison("APL601", "so", None, ("a", "b"), {"digest": 3}, keys=(KEY,)),
+    ],
+)
+def test_what_is_written_is_read(value: object) -> None:
+    assert unpack(type(value), pack(value)) == value
+
+
+@pytest.mark.parametrize("text", ["", "gAOVCg==", "null", "[]", "[" * 100_000, '["0"]', pack(KEY), b"\xff\xfe"])
+def test_what_nobody_has_written_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  # whatever it says: the store names the place
+        unpack(RankMessage, text)

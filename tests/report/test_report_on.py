@@ -1,23 +1,42 @@
-"""`policylang.report` on everything a user may hold, on a real Llama."""
+"""Reports of whatever a user may hold, to the letter, at a prompt and in a logger; blocks that do the same."""
 
 from __future__ import annotations
 
+import copy
 import json
 import operator
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
 
+import attrs
 import pytest
 import torch
+from attrs import evolve
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 import policylang
-from policylang.audit.report import DecisionReport
+from policylang.audit.outcome import combined
+from policylang.audit.report import AuditReport, DecisionReport, Report, RuleReport, ValuesReport
 from policylang.graph.collect import collect
+from policylang.language.diagnostics import Diagnostic, Related, Severity, Source, Span, diagnose
+from policylang.language.loader import parse_policy
+from policylang.language.plain_data import from_plain
 from policylang.language.shown import format_quantity
+from policylang.planning.capabilities import capabilities_for
+from policylang.planning.plan import ExpectationOutcome
+from policylang.planning.planner import plan
+from policylang.report.diagnostics import render_concise, render_github, render_json, render_text
+from policylang.report.plan_comparison import distinctions
 from policylang.simulation.node_times import node_times
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
+from policylang.tuning.tuned_policy import neighbour_words
 from tests.graph.captured import joint_of
 from tests.support.models import aliased_output, llama
+from tests.support.textgraph import CHAIN, facts_of
 
 TEXT = """\
 recompute everything in block
@@ -248,3 +267,458 @@ def test_the_name_stays_a_function_whatever_is_imported_first():
         "import policylang.errors; assert callable(policylang.report), policylang.report"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+SAVE, AGAIN = DecisionReport("save", "p.apl:2"), DecisionReport("recompute", "p.apl:1")
+
+
+def block(number: int, size: int = 1024, margin: float | None = None, **more: DecisionReport) -> Report:
+    found = f"{size} B in block {number}"
+    return Report(
+        policy="p",
+        forward_nodes=2,
+        blocks=1,
+        decisions={"mm": SAVE, "sin": AGAIN, **more},
+        saved=ValuesReport(("mm",), size),
+        recomputed=ValuesReport(("sin",), 512),
+        audit=AuditReport(True),
+        expectations=(
+            ExpectationOutcome("expect saved <= 1 GiB", "p.apl:8", "deferred", "it is about a whole graph"),
+            ExpectationOutcome("expect saved per block <= 2 KiB", "p.apl:9", "held", found, margin),
+        ),
+        label=f"layers.{number}",
+    )
+
+
+def rows(report: Report) -> list[str]:
+    return str(report).split("\n\n")[-1].splitlines()
+
+
+def expected(report: Report) -> list[str]:
+    return [line for line in str(report).splitlines() if line.startswith("expect")]
+
+
+def test_blocks_that_do_the_same_are_one_row_with_counts_and_sums() -> None:
+    report = combined([*(block(n, margin=1024) for n in range(3)), block(3, 2048, 0)])
+    assert rows(report) == [
+        "block       times  forward values  saved  recomputed  total saved  total recomputed",
+        "layers.0–2      3               2  1 KiB       512 B        3 KiB           1.5 KiB",
+        "layers.3        1               2  2 KiB       512 B        2 KiB             512 B",
+    ]
+    assert expected(report) == [
+        "expect      saved <= 1 GiB: deferred, it is about a whole graph",
+        "expect      saved per block <= 2 KiB: held, 2048 B in block 3, the worst of 4 blocks",
+    ]
+    assert len(json.loads(report.to_json())["expectations"]) == 8
+    assert len(json.loads(report.to_json())["graphs"]) == 4
+
+
+def test_an_expectation_that_all_blocks_meet_alike_says_so() -> None:
+    report = combined([block(n, margin=1024) for n in range(3)])
+    assert expected(report)[1] == "expect      saved per block <= 2 KiB: held, 1024 B in each of 3 blocks"
+
+
+def test_what_fails_is_named_though_others_hold() -> None:
+    failed = block(1, 4096)
+    failed = evolve(failed, expectations=(evolve(failed.expectations[1], status="failed", margin=-2048.0),))
+    text = expected(combined([block(0, margin=1024), failed, block(2, margin=1024)]))
+    assert text[1].endswith("failed, 4096 B in block 1; failed in 1 of 3 blocks: layers.1")
+
+
+def test_a_block_that_decides_otherwise_for_the_same_figures_keeps_its_row() -> None:
+    report = combined([block(0), block(1, mm=AGAIN), block(2)])
+    assert [line.split()[0] for line in rows(report)] == ["block", "layers.0,", "layers.1"]
+    assert rows(report)[1].startswith("layers.0, 2 ")
+
+
+def test_blocks_that_all_differ_have_no_sums() -> None:
+    assert rows(combined([block(0), block(1, 2048)])) == [
+        "block     forward values  saved  recomputed",
+        "layers.0               2  1 KiB       512 B",
+        "layers.1               2  2 KiB       512 B",
+    ]
+
+
+def test_values_by_their_short_names() -> None:
+    report = combined([block(0), block(1, mm=AGAIN, only=SAVE), block(1)])
+    found = report.decisions
+    assert list(found)[-1] == "layers.1#2/sin"
+    assert found["layers.1/mm"] == found["sin"] == AGAIN
+    assert found["only"] == found["layers.0/mm"] == SAVE
+    assert all(name in found for name in ("sin", "only", "layers.1#2/mm", "layers.1/mm"))
+    assert not any(name in found for name in ("mm", "sim", "", "/", None, 1))
+    assert found.get("sin") == found.get("layers.1/mm") == found.get("sin", SAVE) == AGAIN
+    assert found.get("mm") is None
+    assert found.get("mm", SAVE) == SAVE
+    assert found.get("sim", "no such value") == "no such value"
+    assert "sin" not in list(found)
+    with pytest.raises(KeyError) as caught:
+        found["mm"]
+    assert caught.value.args == (
+        "`mm` is decided differently in 3 graphs: save layers.0/mm, layers.1#2/mm; recompute layers.1/mm",
+    )
+    for name, said in {
+        "sim": "did you mean `sin`?",
+        "layers.7/mm": "did you mean `layers.0/mm`",
+        "": "the report has 7 values",
+        "/": "the report has 7 values",
+    }.items():
+        with pytest.raises(KeyError, match=re.escape(said)):
+            found[name]
+    assert pickle.loads(pickle.dumps(report)) == copy.deepcopy(report) == report
+    assert pickle.loads(pickle.dumps(report)).decisions["sin"] == AGAIN
+    assert from_plain(Report, json.loads(report.to_json())) == report
+
+
+POLICY = """\
+recompute everything in block
+save matmul in block
+recompute every 2nd (mm or addmm) per block
+expect recomputed flops <= 90%
+expect saved per block <= 30 MiB
+"""
+IDS = torch.arange(16).reshape(1, 16)
+
+
+def like_blocks() -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=5, use_cache=False, **sizes))
+
+
+def t5() -> PreTrainedModel:
+    layers = {"num_layers": 3, "num_decoder_layers": 4, "decoder_start_token_id": 0}
+    return T5ForConditionalGeneration(
+        T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_heads=2, use_cache=False, **layers)
+    )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("make", "labels", "product"),
+    [
+        (like_blocks, ["model.layers.0–4"], "mm_3"),
+        pytest.param(
+            t5,
+            ["encoder.block.0", "encoder.block.1–2", "decoder.block.0", "decoder.block.1–3"],
+            "mm_3",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_real_models(make: Callable[[], PreTrainedModel], labels: list[str], product: str) -> None:
+    torch.manual_seed(0)
+    model = make().eval()  # without dropout: GPT-2 and T5 would have it
+    blocks = "blocks {encoder,decoder}.block.*\n" if make is t5 else ""
+    policylang.checkpoint_model(model, policylang.parse(blocks + POLICY))
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    report = policylang.report(model)
+    assert [line.split()[0] for line in rows(report)[1:]] == labels
+    assert sum(int(line.split()[1]) for line in rows(report)[1:]) == len(report.graphs) == report.blocks
+    assert [line.split(": ")[1].split(",")[0] for line in expected(report)] == ["deferred", "held"]
+    assert len(report.expectations) == 2 * len(report.graphs)
+    margins = [each.margin for each in report.expectations if each.margin is not None]
+    assert sum(30 * 2**20 - margin for margin in margins) == report.saved.bytes
+    first = report.graphs[0].label
+    assert report.decisions[product] == report.decisions[f"{first}/{product}"]
+    assert report.decisions[product].action == "recompute"
+    assert report.decisions[f"{first.rpartition('.')[2]}/{product}"].rule == report.decisions[product].rule
+
+
+REPORT = Report(
+    policy="mine",
+    forward_nodes=675,
+    blocks=8,
+    rules=(
+        RuleReport("dir/mine.apl:3", "save mm where bytes < 2 MiB", 8, 8, 0, saved_bytes=8 << 20),
+        RuleReport("dir/mine.apl:4", "recompute <b>everything</b>", 4, 4, 0, recomputed_flops=3_900_000_000),
+    ),
+    saved=ValuesReport(("a", "b"), 8 << 20),
+    recomputed=ValuesReport(("c",), 1 << 20, 3_900_000_000),
+    forward_flops=15_600_000_000,
+    undecided=2,
+    undecided_saved_bytes=0,
+    uncounted={"mylib.fused.default": 2},
+    audit=AuditReport(True),
+    digest="0" * 64,
+)
+
+
+def test_a_report_at_a_prompt_is_one_line() -> None:
+    assert repr(REPORT) == "<policylang.Report mine: 675 forward values, 8 MiB saved, 1 MiB recomputed, audit agrees>"
+    both = combined([REPORT, evolve(REPORT, audit=AuditReport(False, ("a difference",)))])
+    assert repr(both).startswith("<policylang.Report mine: 2 graphs, 1,350 forward values, 16 MiB saved")
+    assert repr(both).endswith("audit DIFFERS>")
+    assert repr(Report("p")) == "<policylang.Report p: 0 forward values, no audit>"
+
+
+def test_a_plan_at_a_prompt_is_one_line() -> None:
+    facts = facts_of(CHAIN)
+    planned = plan(policylang.parse("recompute everything"), facts, capabilities_for(facts.kind))
+    assert repr(planned).startswith("<policylang.Plan: policy policy on a joint graph of 10 nodes: 4 forward values")
+
+
+def test_facts_and_the_result_of_a_check_at_a_prompt_are_one_line() -> None:
+    assert repr(facts_of(CHAIN)).startswith("<policylang.Facts: joint graph of 10 nodes, torch ")
+    found = policylang.check(policylang.parse("recompute everything"), Source("more.apl", "save attenton"))
+    assert repr(found) == "<policylang.CheckResult: 2 files, 1 error, 0 warnings>"
+    assert str(found).startswith("error[APL101]: there is no operator, group or name `attenton`\n --> more.apl:1:6\n")
+    assert str(found).endswith(f"\n\n{found!r}")
+
+
+def test_scalars_for_a_metrics_logger() -> None:
+    found = REPORT.scalars()
+    assert all(name.startswith("policylang/") for name in found)
+    assert all(type(value) in (int, float) for value in found.values())
+    assert found["policylang/saved_bytes"] == 8 << 20
+    assert found["policylang/recomputed_share"] == 0.25
+    assert found["policylang/uncounted_calls"] == 2
+    assert found["policylang/audit_differences"] == 0
+    both = combined([REPORT, REPORT]).scalars(prefix="train/")
+    assert both["train/saved_bytes"] == 2 * (8 << 20)
+    assert both["train/recomputed_share"] == 0.25
+    assert (both["train/graphs"], both["train/blocks"]) == (2, 16)
+    assert "policylang/saved_bytes" not in Report("p").scalars()  # not known before a partition
+
+
+def test_the_version_is_that_of_the_package_and_needs_no_torch() -> None:
+    assert policylang.__version__ == version("policylang")
+    assert "__version__" in dir(policylang)
+    code = "import sys, policylang; policylang.__version__; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+MIB = 2**20
+WHOLE = Report(
+    policy="llama3_sac",
+    forward_nodes=300,
+    blocks=8,
+    decisions={
+        "mm": DecisionReport("save", "policies/llama3_sac.apl:9"),
+        "add": DecisionReport("auto", None, "no rule"),
+    },
+    rules=(
+        RuleReport("policies/llama3_sac.apl:8", "recompute everything in block", 200, 120, 80, 0, 0, 2_500_000),
+        RuleReport("policies/llama3_sac.apl:9", "save matmul in block", 80, 80, 0, 3, 5 * MIB, 0),
+    ),
+    undecided=100,
+    saved=ValuesReport(("mm", "add"), 6 * MIB),
+    recomputed=ValuesReport(("sin",), 3 * MIB, 2_500_000),
+    forward_flops=10_000_000,
+    undecided_saved_bytes=MIB,
+    expectations=(ExpectationOutcome("expect saved <= 8 MiB", "p.apl:3", "held", "6 MiB"),),
+    warnings=("p.apl:4: something to know (APL999)",),
+    audit=AuditReport(True),
+)
+WHOLE_TEXT = """\
+policy llama3_sac: 300 forward values, 8 blocks
+
+line              rule                           matched  decided  saved  recomputed
+llama3_sac.apl:8  recompute everything in block      200      120          2.5 MFLOP
+llama3_sac.apl:9  save matmul in block                80       80  5 MiB
+                  undecided -> auto                  100      100  1 MiB
+
+saved       6 MiB in 2 values
+recomputed  3 MiB in 1 value, 2.5 MFLOP, 25% of the forward
+kept        3 matches have a tag of the user's own checkpoint
+expect      saved <= 8 MiB: held, 6 MiB
+warning     p.apl:4: something to know (APL999)
+audit       the changed graphs do what was planned"""
+
+
+def test_times_stand_beside_flops():
+    rules = [evolve(rule, recomputed_seconds=each) for rule, each in zip(WHOLE.rules, (2.5e-3, 0.0), strict=True)]
+    recomputed = evolve(WHOLE.recomputed, seconds=2.5e-3)
+    timed = evolve(WHOLE, rules=tuple(rules), recomputed=recomputed, device="h100-sxm", forward_seconds=0.01)
+    assert (
+        "decided  saved  recomputed    time\n"
+        "llama3_sac.apl:8  recompute everything in block      200      120          2.5 MFLOP  2.5 ms\n"
+        "llama3_sac.apl:9  save matmul in block                80       80  5 MiB\n"
+    ) in str(timed)
+    assert (
+        "\nrecomputed  3 MiB in 1 value, 2.5 MFLOP, 25% of the forward, 2.5 ms on h100-sxm, 25% of its time\n"
+        in str(timed)
+    )
+    both = combined([timed, timed])
+    assert (both.device, both.recomputed.seconds, both.rules[0].recomputed_seconds) == ("h100-sxm", 5e-3, 5e-3)
+    assert "5 ms on h100-sxm, 25% of its time" in str(both)
+    assert from_plain(Report, timed.to_dict()) == timed
+
+
+def test_one_graph():
+    assert str(WHOLE) == WHOLE_TEXT
+
+
+def test_a_plan_without_a_partition_claims_no_bytes():
+    planned = evolve(
+        WHOLE,
+        rules=tuple(evolve(rule, saved_bytes=None, recomputed_flops=None) for rule in WHOLE.rules),
+        saved=None,
+        recomputed=None,
+        undecided_saved_bytes=None,
+        audit=None,
+    )
+    text = str(planned)
+    assert "MiB in" not in text
+    assert "audit       not yet: the graph is planned, and not partitioned" in text
+
+
+def test_differences_are_printed_one_by_one():
+    text = str(evolve(WHOLE, audit=AuditReport(False, ("`mm` was not saved", "`sin` was saved"))))
+    assert "audit       `mm` was not saved\naudit       `sin` was saved" in text
+    assert "do what was planned" not in text
+
+
+def test_a_long_rule_is_cut_and_a_path_is_shortened():
+    rule = RuleReport("/some/where/deep/p.apl:3", "save " + "mm or " * 30 + "bmm", 1, 1, 0)
+    line = next(line for line in str(evolve(WHOLE, rules=(rule,))).splitlines() if "p.apl:3" in line)
+    assert line.startswith("p.apl:3 ")
+    assert "…" in line
+
+
+def test_several_graphs_are_summed_rule_by_rule():
+    cached = evolve(WHOLE, from_cache=True, forward_nodes=10)
+    both = combined([WHOLE, cached])
+    assert both.graphs == (WHOLE, cached)
+    assert both.forward_nodes == 310
+    assert both.rules[0] == RuleReport(
+        "policies/llama3_sac.apl:8", "recompute everything in block", 400, 240, 160, 0, 0, 5_000_000
+    )
+    assert both.saved == ValuesReport(("0/mm", "0/add", "1/mm", "1/add"), 12 * MIB)
+    assert both.decisions["1/mm"] == DecisionReport("save", "policies/llama3_sac.apl:9")
+    assert both.warnings == WHOLE.warnings
+    text = str(both)
+    assert text.startswith("policy llama3_sac: 310 forward values, 16 blocks, 2 graphs\n")
+    assert "graph  forward values  blocks  saved  recomputed" in text
+    assert "1                  10       8  6 MiB       3 MiB  from the compile cache" in text
+
+
+def test_one_disagreement_among_graphs_is_a_disagreement():
+    wrong = evolve(WHOLE, audit=AuditReport(False, ("`mm` was not saved",)))
+    assert combined([WHOLE, wrong]).audit == AuditReport(False, ("graph 1: `mm` was not saved",))
+
+
+def candidate(rules: str, peak: int, recompute: float, saved: int = 0) -> Candidate:
+    return Candidate(rules, peak, "mm", saved or peak // 2, 0, recompute, 0.0, 1.0 + recompute)
+
+
+ALL = candidate("recompute everything\nsave everything in block where crosses block\n", 10 << 30, 0.6)
+SOME = candidate(
+    "recompute everything\nsave matmul in block\nsave everything in block where crosses block\n", 20 << 30, 0.2
+)
+NONE = candidate("save everything\n", 30 << 30, 0.0)
+
+
+def tuned(budget: Budget = Budget("peak", 25 << 30), bound: float | None = 0.15) -> Tuned:  # noqa: B008
+    return Tuned(budget, Besides(), SOME, ALL, NONE, (ALL, SOME, NONE), bound, 1.0)
+
+
+def test_what_distinguishes_each_from_the_one_before():
+    lines = "recompute everything; save everything in block where crosses block"
+    assert distinctions((ALL, SOME, NONE)) == [lines, "save matmul in block", "save everything"]
+    assert distinctions((SOME, ALL)) == [SOME.rules.strip().replace("\n", "; "), "without save matmul in block"]
+    turned = attrs.evolve(ALL, rules="\n".join(reversed(ALL.rules.splitlines())))
+    assert distinctions((ALL, turned))[1] == "the same rules in another order"
+
+
+def test_copies_to_the_host_cost_what_the_step_waits_for_them():
+    moved = attrs.evolve(
+        SOME, rules="save everything\noffload mm\n", recompute=0.0, offloaded=1 << 30, step=1.4, copies=0.4
+    )
+    chosen = attrs.evolve(tuned(), chosen=moved, table=(ALL, moved, NONE))
+    assert moved.price == 0.4
+    assert neighbour_words(chosen) == "with 10 GiB more, 400 ms less; with 10 GiB less, 200 ms more"
+
+
+DIAGNOSTICS_TEXT = "let big = mm\nlet big = bmm\nsave atention in block\nsave big"
+
+
+def found(text: str = DIAGNOSTICS_TEXT, name: str = "llama3.apl") -> tuple[Diagnostic, ...]:
+    return parse_policy(text, name=name).diagnostics
+
+
+def test_details_stand_under_the_line() -> None:
+    source = Source("a.apl", "save mm")
+    printed = render_text([diagnose("APL101", "no", Span(source, 5, 7), details=("mm: 224 nodes", "in a: 0 of them"))])
+    assert printed.splitlines()[-2:] == ["  = mm: 224 nodes", "  = in a: 0 of them"]
+
+
+def test_a_place_without_text_is_named_alone() -> None:
+    assert render_text([diagnose("APL104", "`x` is a folder", help="name a policy file")]) == (
+        "error[APL104]: `x` is a folder\n = help: name a policy file"
+    )
+    where = Span(Source("x.apl", ""), 0, 0)
+    assert render_text([diagnose("APL001", "the file is not text", where)]) == (
+        "error[APL001]: the file is not text\n --> x.apl:1:1"
+    )
+
+
+def test_the_end_of_a_line_is_underlined_behind_it() -> None:
+    (line,) = [line for line in render_text(found("save mm or")).splitlines() if "^" in line]
+    assert line == "  |           ^"
+
+
+@pytest.mark.parametrize("at", [0, 500, 5000, 9990])
+def test_of_a_long_line_the_part_around_the_span_is_shown(at: int) -> None:
+    text = "x" * at + "HERE" + "x" * (9996 - at)
+    lines = render_text([diagnose("APL101", "no", Span(Source("a.apl", text), at, at + 4))]).splitlines()
+    shown, underline = lines[3], lines[4]
+    assert len(shown) < 120
+    assert shown[underline.index("^") : underline.rindex("^") + 1] == "HERE"
+
+
+def test_of_a_long_span_the_visible_part_is_underlined() -> None:
+    text = "y" * 9000
+    lines = render_text([diagnose("APL003", "no", Span(Source("a.apl", text), 0, 9000))]).splitlines()
+    assert len(lines[4]) < 120
+    assert lines[4].count("^") == lines[3].count("y")
+
+
+def test_wide_and_invisible_characters_keep_the_underline_in_place() -> None:
+    text = "模型\tsave\x1b[31m mn"
+    at = text.index("mn")
+    lines = render_text([diagnose("APL101", "no", Span(Source("a.apl", text), at, at + 2))]).splitlines()
+    assert "\x1b" not in "".join(lines)
+    assert lines[4].index("^") == lines[3].index("mn") + 2, "two characters of two columns stand before it"
+
+
+def test_a_span_over_several_lines_is_underlined_on_its_first() -> None:
+    text = "save (mm,\n  bmm)\n"
+    lines = render_text([diagnose("APL101", "no", Span(Source("a.apl", text), 5, 16))]).splitlines()
+    assert lines[3:] == ["1 | save (mm,", "  |      ^^^^"]
+
+
+def test_concise_has_no_place_where_there_is_none() -> None:
+    assert render_concise([diagnose("APL104", "`x` is a folder")]) == "error[APL104]: `x` is a folder"
+
+
+def test_json_of_nothing_and_of_what_has_no_place() -> None:
+    assert json.loads(render_json([])) == {"version": 1, "diagnostics": []}
+    assert json.loads(render_json([diagnose("APL104", "no")]))["diagnostics"][0]["location"] is None
+
+
+def test_github_leaves_the_columns_out_where_the_lines_differ() -> None:
+    span = Span(Source("a.apl", "save (mm,\nbmm)"), 5, 13)
+    assert render_github([diagnose("APL101", "no", span)]) == "::error file=a.apl,line=1,endLine=2,title=APL101::no"
+
+
+def test_github_escapes_what_would_end_a_command() -> None:
+    span = Span(Source("odd,name:1%.apl", "save mm"), 0, 4)
+    (line,) = render_github([diagnose("APL101", "50%", span, help="more")]).splitlines()
+    assert (
+        line == "::error file=odd%2Cname%3A1%25.apl,line=1,endLine=1,col=1,endColumn=5,title=APL101::50%25%0Ahelp: more"
+    )
+
+
+def test_github_cannot_point_into_the_bundled_library() -> None:
+    span = Span(Source("<fsdp>", "save mm"), 0, 4)
+    assert render_github([diagnose("APL102", "odd", span)]) == "::warning title=APL102::<fsdp>:1: odd"
+
+
+def test_severities() -> None:
+    note = Diagnostic("APL101", "by the way", severity=Severity.NOTE, related=(Related("there"),))
+    assert render_text([note]) == "note[APL101]: by the way\n = note: there"
+    assert render_github([note]) == "::notice title=APL101::by the way"
+
+
+def test_nothing_prints_as_nothing() -> None:
+    assert render_text([]) == render_concise([]) == render_github([]) == ""

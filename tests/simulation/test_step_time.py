@@ -1,4 +1,4 @@
-"""The time of a step: what waits for what, by hand and against the slow account."""
+"""The time of a step and of its collectives: what waits for what, by hand and against the slow account."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.graph.facts import Facts, Flag, GraphKind, Ref, Schedule, StepKind
-from policylang.language.devices.profile import DeviceProfile, Network, Rate
+from policylang.graph.facts import Facts, Flag, GraphKind, Group, Ref, Schedule, StepKind
+from policylang.language.devices.profile import CollectiveKind as Kind
+from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate, collective_kind
 from policylang.planning.schedule import build_schedule
-from policylang.simulation.node_times import NodeTimes, node_times
-from policylang.simulation.streams import StepTime, step_time
+from policylang.simulation.node_times import CollectivePrices, NodeTimes, node_times
+from policylang.simulation.streams import ExposedBy, Lanes, StepTime, exposed_bounds, lanes, step_time
 from tests.planning.strategies import graphs
 from tests.simulation.time_reference import slow_step
 from tests.support.drawn import examples
+from tests.support.orders import SECOND as A_SECOND
+from tests.support.orders import every_order, in_order, sending
 from tests.support.textgraph import GraphBuilder, facts_of
 
 SECOND = DeviceProfile("one byte a second", {}, Rate.constant(1.0), host_bandwidth=1.0)
@@ -126,8 +129,6 @@ def test_an_empty_graph_takes_no_time(kind: GraphKind) -> None:
 
 
 # --- against the slow account ----------------------------------------------------------------------------------------
-
-
 @st.composite
 def flat(draw: st.DrawFn) -> Facts:
     builder = GraphBuilder()
@@ -192,3 +193,294 @@ def test_planned_orders_take_as_long_as_the_slow_account_says(facts: Facts, data
     again = data.draw(st.lists(st.sampled_from(facts.forward), unique=True)) if facts.forward else []
     moved = data.draw(st.lists(st.sampled_from(facts.forward), unique=True, max_size=2)) if facts.forward else []
     compare(facts, build_schedule(facts, again, [row for row in moved if row not in again]), DEVICE)
+
+
+LAYER = f"""
+    %w = parameter bytes=10
+    %x = input bytes=10
+    %a = aten.sin.default(%x) bytes=10
+    %g = {GATHER}(%w) collective group=dp:4 bytes=40
+    %b = aten.sin.default(%a) bytes=10
+    %gw = {WAIT}(%g) bytes=40
+    %c = aten.mul.Tensor(%b, %gw) bytes=40
+    output(%c)
+"""
+
+
+def run(text: str, seconds: dict[str, float], **limits: int) -> Lanes:
+    facts = facts_of(text)
+    times = NodeTimes(A_SECOND, [seconds.get(name, 0.0) for name in facts.names], {}, {})
+    return lanes(facts, build_schedule(facts, ()), times, **limits)
+
+
+def test_a_collective_is_issued_runs_is_awaited_and_exposed() -> None:
+    found = run(LAYER, {"a": 2, "g": 5, "b": 1, "c": 1})
+    (gather,) = found.collectives
+    assert (gather.stream, gather.issued, gather.start, gather.end) == ("group dp:4", 2, 2, 7)
+    assert (gather.awaited, gather.exposed, gather.exposed_by) == (3, 4, ExposedBy.ORDER)
+    assert [(each.start, each.end) for each in found.compute] == [(0, 2), (2, 3), (7, 8)]
+    assert (found.step, found.exposed) == (8, 4)
+
+
+def test_one_that_ends_before_it_is_awaited_is_hidden() -> None:
+    (gather,) = run(LAYER, {"a": 2, "g": 5, "b": 6, "c": 1}).collectives
+    assert (gather.exposed, gather.exposed_by) == (0, None)
+
+
+def test_one_that_starts_with_the_step_and_is_read_at_once_waits_for_its_data() -> None:
+    text = f"""
+        %w = parameter bytes=10
+        %s = prims.convert_element_type.default(%w) bytes=5
+        %g = {GATHER}(%s) collective group=dp:4 bytes=40
+        %gw = {WAIT}(%g) bytes=40
+        %c = aten.sin.default(%gw) bytes=40
+        %h = {GATHER}(%c) collective group=tp:4 bytes=40
+        %hw = {WAIT}(%h) bytes=40
+        %d = aten.sin.default(%hw) bytes=40
+        output(%d)
+    """
+    found = run(text, {"s": 1, "g": 5, "c": 2, "h": 3, "d": 1}).collectives
+    assert [each.exposed for each in found] == [5, 3]
+    assert [each.exposed_by for each in found] == [ExposedBy.DATA, ExposedBy.DATA]
+
+
+def test_the_second_of_a_group_waits_for_the_first() -> None:
+    text = LAYER.replace("%a =", f"%f = {GATHER}(%w) collective group=dp:4 bytes=40\n    %a =").replace(
+        "output(%c)", f"%fw = {WAIT}(%f) bytes=40\n    output(%c, %fw)"
+    )
+    found = {each.row: each for each in run(text, {"f": 9, "a": 2, "g": 5, "b": 1, "c": 1}).collectives}
+    first, second = found.values()
+    assert (second.issued, second.start, second.end) == (2, 9, 14)
+    assert second.exposed_by is ExposedBy.GROUP
+    assert first.exposed_by is None, "computation waits for the second, and then the first is over"
+
+
+def test_one_that_is_awaited_before_anybody_reads_it_is_exposed_by_the_order() -> None:
+    text = LAYER.replace("    %a = aten.sin.default(%x) bytes=10\n", "").replace("(%a)", "(%x)")
+    text = text.replace(f"    %gw = {WAIT}(%g) bytes=40\n", "").replace(
+        "    %b =", f"    %gw = {WAIT}(%g) bytes=40\n    %b ="
+    )
+    (gather,) = run(text, {"g": 5, "b": 6, "c": 1}).collectives
+    assert (gather.issued, gather.exposed, gather.exposed_by) == (0, 5, ExposedBy.ORDER)
+
+
+@pytest.mark.parametrize(
+    ("limits", "cause"),
+    [
+        ({"in_flight": 39}, ExposedBy.LIMIT),
+        ({"in_flight": 40}, ExposedBy.ORDER),
+        ({"peak": 69}, ExposedBy.LIMIT),
+        ({"peak": 70}, ExposedBy.ORDER),
+    ],
+)
+def test_a_limit_is_named_where_it_would_be_exceeded_one_computation_earlier(
+    limits: dict[str, int], cause: ExposedBy
+) -> None:
+    """While ``a`` runs, 20 bytes of inputs and 10 of its own are alive."""
+    (gather,) = run(LAYER, {"a": 2, "g": 5, "b": 1, "c": 1}, **limits).collectives
+    assert gather.exposed_by is cause
+
+
+def test_what_is_under_way_at_the_end_is_exposed_there_and_shared_out() -> None:
+    text = f"""
+        %w = parameter bytes=10
+        %g = {GATHER}(%w) collective group=dp:4 bytes=10
+        %h = {GATHER}(%w) collective group=tp:4 bytes=10
+        %a = aten.sin.default(%w) bytes=10
+        output(%g, %h, %a)
+    """
+    found = run(text, {"g": 9, "h": 6, "a": 4})
+    assert [each.exposed for each in found.collectives] == [3, 2]
+    assert [each.awaited for each in found.collectives] == [4, 4]
+    assert found.step == 9
+
+
+def test_one_that_runs_again_is_there_twice() -> None:
+    facts = facts_of(SHARDED)
+    seconds = {"g": 5.0, "b": 1.0, "db": 1.0}
+    times = NodeTimes(A_SECOND, [seconds.get(name, 0.0) for name in facts.names], {}, {})
+    again = build_schedule(facts, [facts.index["g"], facts.index["gw"]])
+    found = [each for each in lanes(facts, again, times).collectives if facts.names[each.row] == "g"]
+    assert [(each.issued, each.end, each.exposed) for each in found] == [(0, 5, 5), (6, 11, 5)]
+
+
+@given(sending(), st.data())
+@settings(max_examples=examples(25, 3000))
+def test_what_is_exposed_of_each_is_what_the_step_exposes(drawn: tuple[Facts, NodeTimes], data: st.DataObject) -> None:
+    """Copies to the host aside, which are none of them."""
+    facts, times = drawn
+    steps = [step for step in data.draw(schedules(facts)) if step[0] <= 1]
+    schedule = Schedule.of(steps)
+    found, step = lanes(facts, schedule, times, in_flight=9, peak=30), step_time(facts, schedule, times)
+    assert (found.step, found.exposed) == (step.step, step.exposed)
+    assert sum(each.exposed for each in found.collectives) == pytest.approx(step.exposed)
+    assert all(each.issued <= each.start <= each.end for each in found.collectives)
+    assert all((each.exposed_by is None) == (each.exposed < 1e-9) for each in found.collectives)
+
+
+@given(sending(most=6))
+@settings(max_examples=examples(15, 2000))
+def test_no_order_exposes_less_than_the_bound(drawn: tuple[Facts, NodeTimes]) -> None:
+    facts, times = drawn
+    bound = exposed_bounds(facts, times)
+    assert bound.seconds >= max((bound.path, *bound.streams.values()))
+    for at, order in enumerate(every_order(facts)):
+        assert step_time(facts, in_order(facts, order), times).exposed >= bound.seconds - 1e-9
+        if at == 500:
+            break
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bound"),
+    [
+        ({"g": 5, "c": 3}, 5.0),  # what precedes the first computation that depends on a collective
+        ({"g": 5, "c": 3, "b": 2}, 3.0),  # other computation hides some of it
+        ({"g": 20, "c": 3, "a": 2, "b": 2}, 16.0),  # a group has more to send than there is to compute
+        ({"g": 5, "a": 2, "b": 3, "c": 1}, 0.0),
+    ],
+)
+def test_the_bound_of_a_layer(seconds: dict[str, float], bound: float) -> None:
+    facts = facts_of(LAYER)
+    times = NodeTimes(A_SECOND, [float(seconds.get(name, 0)) for name in facts.names], {}, {})
+    assert exposed_bounds(facts, times).seconds == pytest.approx(bound)
+
+
+RING = (Network(bandwidth=10.0, latency=1.0),)
+SERVERS = (Network(4, 1e9), Network(bandwidth=1.0))
+
+
+def seconds(facts: Facts, row: int, *networks: Network) -> float | None:
+    return CollectivePrices(DeviceProfile("d", {}, Rate.constant(1.0), networks=networks)).seconds(facts, row)
+
+
+def collective(name: str, put: int, made: int, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Facts:
+    """A graph whose last row is a collective of one tensor."""
+    builder = GraphBuilder()
+    x, target = builder.add("x", "input", (), bytes=put), f"_c10d_functional.{name}.default"
+    builder.groups["g"] = Group("g", ranks, len(ranks))
+    builder.add("c", target, (x,), flags=Flag.COLLECTIVE, group="g", bytes=made, arguments=(Ref(x),))
+    return builder.facts(GraphKind.FLAT)
+
+
+@pytest.mark.parametrize(
+    ("name", "put", "made", "sent"),
+    [
+        ("all_gather_into_tensor", 100, 400, 300),
+        ("reduce_scatter_tensor", 400, 100, 300),
+        ("all_reduce", 400, 400, 600),
+        ("all_reduce_", 400, 400, 600),
+        ("all_to_all_single", 400, 400, 300),
+        ("broadcast", 400, 400, 400),
+        ("isend", 400, 400, 400),
+        ("permute_tensor", 400, 400, 400),
+        ("dispatch_of_some_library", 100, 400, 300),
+    ],
+)
+def test_a_rank_of_a_ring_sends_what_its_collective_takes(name: str, put: int, made: int, sent: int) -> None:
+    assert seconds(collective(name, put, made), 1, *RING) == 1 + sent / 10
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("_allgather_base_", Kind.ALL_GATHER),
+        ("allgather_into_tensor_coalesced_", Kind.ALL_GATHER),
+        ("_reduce_scatter_base_", Kind.REDUCE_SCATTER),
+        ("reduce_scatter_tensor_coalesced", Kind.REDUCE_SCATTER),
+        ("allreduce_coalesced_", Kind.ALL_REDUCE),
+        ("shard_dim_alltoall", Kind.ALL_TO_ALL),
+        ("reduce_", Kind.BROADCAST),
+        ("gather_", Kind.SCATTER),
+        ("recv_any_source_", Kind.POINT_TO_POINT),
+        ("monitored_barrier_", Kind.BARRIER),
+        ("ncclSomething", None),
+    ],
+)
+def test_a_collective_is_known_by_any_of_its_names(name: str, kind: Kind | None) -> None:
+    assert collective_kind(name) is kind
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "sent"),
+    [
+        ("_c10d_functional.all_gather_into_tensor_coalesced", ((Ref(0), Ref(1)), 4, "dp:4"), 1500),
+        ("c10d._allgather_base_", (Ref(0), Ref(1)), 300),
+        ("_c10d_functional.all_gather_into_tensor_out", (Ref(1), 4, "dp:4", Ref(0)), 300),
+        ("c10d.allgather_", (((Ref(0),),), (Ref(1),)), 300),
+    ],
+)
+def test_coalesced_tensors_travel_together_and_what_is_handed_in_for_the_result_is_not_sent(
+    target: str, arguments: tuple, sent: int
+) -> None:
+    builder = GraphBuilder()
+    rows = (builder.add("out", "input", (), bytes=400), builder.add("x", "input", (), bytes=100))
+    more = {"flags": Flag.COLLECTIVE, "group": "dp:4", "bytes": 400, "arguments": arguments}
+    builder.add("c", f"{target}.default", rows, **more)
+    assert seconds(builder.facts(GraphKind.FLAT), 2, *RING) == 1 + sent / 10
+
+
+def test_a_group_of_one_sends_nothing() -> None:
+    assert seconds(collective("all_reduce", 400, 400, (3,)), 1, *RING) == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fast"),
+    [
+        ((0, 1, 2, 3), True),
+        ((4, 7), True),
+        ((3, 4), False),  # two neighbours on two servers
+        ((0, 4), False),
+        ((4, 5, 8), False),
+    ],
+)
+def test_a_network_fits_groups_inside_so_many_neighbouring_ranks(ranks: tuple[int, ...], fast: bool) -> None:
+    assert seconds(collective("broadcast", 400, 400, ranks), 1, *SERVERS) == (400 / 1e9 if fast else 400)
+
+
+def test_a_group_of_unknown_ranks_goes_by_its_size_and_one_of_unknown_size_by_its_bytes() -> None:
+    builder = GraphBuilder()
+    builder.add("x", "input", (), bytes=100)
+    for size in (4, 8, 0):
+        builder.groups[f"g{size}"] = Group(f"g{size}", (), size)
+    gather = "all_gather_into_tensor"
+    for name, group, size in ((gather, 4, 400), (gather, 8, 800), (gather, 0, 800), ("all_reduce", 0, 100)):
+        more = {"flags": Flag.COLLECTIVE, "group": f"g{group}", "bytes": size}
+        builder.add(f"{name} {group}", f"_c10d_functional.{name}.default", (0,), **more)
+    facts = builder.facts(GraphKind.FLAT)
+    assert [seconds(facts, row, *SERVERS) for row in range(1, 5)] == [300 / 1e9, 700, 700, 200]
+
+
+def measured(collective: str, ranks: int, *points: tuple[float, float]) -> CollectiveTimes:
+    return CollectiveTimes(collective, ranks, points)
+
+
+def test_measured_times_go_straight_between_sizes_and_on_beyond_them() -> None:
+    times = measured("all_reduce", 4, (100, 3.0), (200, 4.0), (400, 8.0))
+    assert [times.at(size) for size in (100, 150, 200, 300, 400)] == [3, 3.5, 4, 6, 8]
+    assert times.at(600) == 12  # along the last two
+    assert times.at(50) == 2.5  # along the first two
+    assert times.at(0) == 2
+    assert measured("all_reduce", 4, (100, 1.0), (200, 4.0)).at(50) == 0.5  # never less than the share of the first
+    assert measured("all_reduce", 4, (100, 2.0), (200, 1.0)).at(400) == 2  # a table that falls at its end is noise
+    assert [measured("all_reduce", 4, (100, 2.0)).at(size) for size in (50, 100, 300)] == [2, 2, 6]
+
+
+def test_a_table_is_asked_by_the_operator_s_name_then_by_its_kind_then_the_next_network() -> None:
+    gather = "all_gather_into_tensor"
+    names = ((f"{gather}_out", 5.0), (gather, 6.0), ("AllReduce", 7.0))
+    table = Network(times=tuple(measured(name, 4, (1, time)) for name, time in names))
+
+    def found(name: str, ranks: int = 4) -> float | None:
+        return seconds(collective(name, 1, ranks, tuple(range(ranks))), 1, table, Network(bandwidth=1.0))
+
+    assert [found(f"{gather}{end}") for end in ("", "_out", "_coalesced")] == [6, 5, 6]
+    assert found("all_reduce_") == 7
+    assert found(gather, ranks=8) == 7  # not measured: the ring of the next
+    assert found("broadcast") == 1
+    assert seconds(collective("broadcast", 1, 1), 1, table) is None
+
+
+def test_a_network_with_a_table_and_a_bandwidth_has_both() -> None:
+    network = Network(bandwidth=1.0, latency=0.5, times=(measured("all_reduce", 4, (1, 7.0)),))
+    for name, expected in (("all_reduce", 7.0), ("broadcast", 1.5)):
+        assert seconds(collective(name, 1, 1), 1, network) == expected

@@ -1,4 +1,4 @@
-"""Policy tests: what passes, what fails, and what a failure says."""
+"""Policy tests: what passes, what fails, what a failure says, and the fenced blocks of a Markdown file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from policylang.graph import snapshot
 from policylang.graph.textual import read_graph
-from policylang.language.diagnostics import Source
+from policylang.language.diagnostics import Source, Span
 from policylang.report.diagnostics import render_text
-from policylang.testing.suites import run_files
+from policylang.testing.suites import fences, lifted, lowered, run_files
 
 GRAPH = """\
 %x = input
@@ -249,3 +249,62 @@ def test_a_scheduling_line_is_covered_once_it_picks_something(tmp_path):
     result = run(tmp_path, page('include "mine.apl"', graph=steps()), cover=[str(tmp_path / "mine.apl")])
     assert result.rules == 2
     assert [(code, text) for code, _, text in said(result)] == [("APL514", "optional delay reduce_scatter 1 block")]
+
+
+PAGE = """# One
+
+```apl graph=two
+save mm
+```
+
+~~~ apl
+save bmm
+```
+~~~
+
+## Two
+
+  ````markdown
+  ```apl
+  save addmm
+  ```
+  ````
+```not `a` fence```
+```apl
+save add"""
+
+
+def blocks():
+    return fences(Source("page.md", PAGE))
+
+
+def test_what_counts_as_a_block():
+    assert [(each.language, each.text) for each in blocks()] == [
+        ("apl", "save mm\n"),
+        ("apl", "save bmm\n```\n"),
+        ("markdown", "  ```apl\n  save addmm\n  ```\n"),
+        ("apl", "save add"),
+    ]
+
+
+def test_the_words_behind_a_fence():
+    assert [word.text for word in blocks()[0].words] == ["apl", "graph=two"]
+
+
+def test_headings_part_sections():
+    assert [each.section for each in blocks()] == [1, 1, 2, 2]
+
+
+def test_a_lifted_block_keeps_its_lines_and_a_lowered_span_its_text():
+    for fence in blocks():
+        source = lifted(fence)
+        start = source.text.index(fence.text[0:6])
+        span = Span(source, start, start + 6)
+        back = lowered(span, fence, source)
+        assert back.text == span.text
+        assert (back.line, back.column) == (span.line, span.column)
+
+
+def test_line_ends_of_another_system():
+    (fence,) = fences(Source("page.md", "```apl\r\nsave mm\r\n```\r\n"))
+    assert (fence.language, fence.text) == ("apl", "save mm\r\n")

@@ -1,19 +1,72 @@
-"""A traced step computes what eager PyTorch computes."""
+"""A traced step computes what eager PyTorch computes; what it cannot hold is refused by name, and calls are checked."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 import policylang
-from policylang import trace_step
+from policylang import TracedStep, trace_step
+from policylang.errors import PolicyGraphError
+from policylang.graph import marks
 from tests.support.models import ZOO, Example
-from tests.tracing.steps import Net, calls, eager_step, loss_of, mean_square, net, trace, twin
+
+
+def loss_of(example: Example) -> Callable[..., Tensor]:
+    return lambda model, *inputs: example.loss_fn(model(*inputs))
+
+
+def trace(example: Example) -> TracedStep:
+    return trace_step(example.module, loss_of(example), *example.inputs)
+
+
+def eager_step(model: nn.Module, loss_fn: Callable[..., Tensor], *batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss = loss_fn(model, *batch)
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), gradients
+
+
+def twin(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model)
+
+
+def phase(node: fx.Node) -> str | None:
+    return marks.custom(node.meta).get(marks.PHASE)
+
+
+def calls(step: TracedStep, *targets: Any) -> list[fx.Node]:
+    return [node for node in step.gm.graph.nodes if node.op == "call_function" and node.target in targets]
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).relu())
+
+
+def net(width: int = 8) -> tuple[Net, Tensor]:
+    torch.manual_seed(0)
+    return Net(width), torch.randn(4, width)
+
+
+def mean_square(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
 
 
 @pytest.mark.parametrize("make", ZOO.values(), ids=ZOO.keys())
@@ -306,3 +359,320 @@ def test_a_policy_on_a_step_with_its_optimizer() -> None:
         step(x)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def refused(step: Any, *batch: Any) -> Any:
+    with pytest.raises(PolicyGraphError) as caught:
+        step(*batch)
+    (diagnostic,) = caught.value.diagnostics
+    return diagnostic
+
+
+def weighted(model: nn.Module, batch: dict[str, Any], weights: list[Tensor], scale: float = 1.0) -> Tensor:
+    output = model(batch["x"]) * weights[0] + weights[1]
+    return (output * scale).square().mean() if batch["squared"] else output.abs().mean()
+
+
+def tree(x: Tensor) -> tuple[dict[str, Any], list[Tensor], float]:
+    return {"x": x, "squared": True}, [torch.ones(8), torch.full((8,), 0.5)], 0.5
+
+
+def test_a_batch_is_any_tree() -> None:
+    model, x = net()
+    batch = tree(x)
+    step = trace_step(model, weighted, *batch)
+    loss, gradients = step(*batch)
+    eager = eager_step(twin(model), weighted, *batch)
+    torch.testing.assert_close((loss, gradients), eager)
+    doubled = tree(2 * x)
+    torch.testing.assert_close(step(*doubled)[0], eager_step(twin(model), weighted, *doubled)[0])
+
+
+def test_another_shape() -> None:
+    model, x = net()
+    diagnostic = refused(trace_step(model, mean_square, x), torch.randn(6, 8))
+    assert diagnostic.code == "APL364"
+    assert diagnostic.message == "the batch is not the one this step was traced for"
+    assert diagnostic.details == ("input[0]: traced with float32[4, 8] on cpu, called with float32[6, 8] on cpu",)
+    assert diagnostic.help == "trace one step for each shape, or pad the batch to the traced shape"
+
+
+def test_another_dtype_device_or_value() -> None:
+    model, x = net()
+    step = trace_step(model, weighted, *tree(x))
+    batch, weights, _ = tree(x)
+    assert "called with float64[4, 8]" in refused(step, {**batch, "x": x.double()}, weights, 0.5).details[0]
+    assert "called with float32[4, 8] on meta" in refused(step, {**batch, "x": x.to("meta")}, weights, 0.5).details[0]
+    assert refused(step, {**batch, "squared": False}, weights, 0.5).details == (
+        "input[0]['squared']: traced with the bool `True`, called with the bool `False`",
+    )
+    assert refused(step, batch, weights, 0.25).details == (
+        "input[2]: traced with the float `0.5`, called with the float `0.25`",
+    )
+    assert refused(step, batch, [weights[0], 3], 0.5).details == (
+        "input[1][1]: traced with float32[8] on cpu, called with the int `3`",
+    )
+
+
+def test_too_few_and_too_many_inputs() -> None:
+    model, x = net()
+    step = trace_step(model, mean_square, x)
+    for batch in ((), (x, x)):
+        diagnostic = refused(step, *batch)
+        assert diagnostic.code == "APL364"
+        assert "another structure" in diagnostic.message
+    assert diagnostic.details == ("traced: input[0]", "called: input[0], input[1]")
+
+
+def test_a_key_that_is_missing() -> None:
+    model, x = net()
+    step = trace_step(model, weighted, *tree(x))
+    _, weights, scale = tree(x)
+    assert "called: input[0]['x'], input[1][0]" in refused(step, {"x": x}, weights, scale).details[1]
+
+
+WEIGHT, BIAS = "`second.weight`: ", "`second.bias`: "
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.second.eval(), ("`second`: traced in train mode, now in eval mode",)),
+        (
+            lambda model: model.second.to(torch.bfloat16),
+            (
+                f"{WEIGHT}traced with float32[8, 8] on cpu, now bfloat16[8, 8] on cpu",
+                f"{BIAS}traced with float32[8] on cpu, now bfloat16[8] on cpu",
+            ),
+        ),
+        (
+            lambda model: model.second.to("meta"),
+            (
+                f"{WEIGHT}traced with float32[8, 8] on cpu, now float32[8, 8] on meta",
+                f"{BIAS}traced with float32[8] on cpu, now float32[8] on meta",
+            ),
+        ),
+        (lambda model: model.add_module("third", nn.Linear(2, 2)), ("`third.weight`: new", "`third.bias`: new")),
+        (lambda model: delattr(model, "second"), (f"{WEIGHT}gone", f"{BIAS}gone")),
+        (
+            lambda model: model.first.weight.requires_grad_(False),
+            ("`first.weight`: traced with a gradient, now without one",),
+        ),
+    ],
+)
+def test_a_model_that_has_changed(change: Callable[[nn.Module], object], said: tuple[str, ...]) -> None:
+    model, x = net()
+    step = trace_step(model, mean_square, x)
+    change(model)
+    diagnostic = refused(step, x)
+    assert (diagnostic.code, diagnostic.details) == ("APL365", said)
+
+
+def test_a_change_that_is_undone() -> None:
+    model, x = net()
+    step = trace_step(model, mean_square, x)
+    model.second.eval()
+    refused(step, x)
+    model.train()
+    step(x)
+
+
+def test_many_differences_are_counted() -> None:
+    model, x = net()
+    step = trace_step(model, mean_square, x)
+    for number in range(10):
+        model.register_parameter(f"p{number}", nn.Parameter(torch.zeros(1)))
+    details = refused(step, x).details
+    assert len(details) == 9
+    assert details[-1] == "and 2 more"
+
+
+def test_text_of_a_step() -> None:
+    model, x = net()
+    step = trace_step(model, weighted, *tree(x))
+    assert str(step).splitlines() == [
+        f"traced step of Net: {len(step.gm.graph.nodes)} nodes, 4 gradients",
+        "  input[0]['x']: float32[4, 8] on cpu",
+        "  input[0]['squared']: the bool `True`",
+        "  input[1][0]: float32[8] on cpu",
+        "  input[1][1]: float32[8] on cpu",
+        "  input[2]: the float `0.5`",
+    ]
+
+
+def refused_step(loss_fn: Callable[..., Any], model: nn.Module | None = None) -> tuple[Any, PolicyGraphError]:
+    default, x = net()
+    with pytest.raises(PolicyGraphError) as caught:
+        trace_step(model or default, loss_fn, x)
+    (diagnostic,) = caught.value.diagnostics
+    return diagnostic, caught.value
+
+
+def test_a_loss_that_is_not_reduced() -> None:
+    diagnostic, _ = refused_step(lambda model, x: model(x).square())
+    assert diagnostic.code == "APL360"
+    assert diagnostic.message == "`loss_fn` returns a tensor of shape [4, 8], not a scalar"
+    assert diagnostic.help == "reduce it, for example with `.mean()`"
+
+
+def test_a_loss_that_is_no_tensor() -> None:
+    class Output:
+        loss = None
+
+    assert (
+        refused_step(lambda model, x: (model(x).mean(), 3))[0].message
+        == "`loss_fn` returns a `tuple`, not a scalar tensor"
+    )
+    diagnostic, _ = refused_step(lambda model, x: Output())
+    assert diagnostic.message == "`loss_fn` returns an `Output`, not a scalar tensor"
+    assert diagnostic.help == "return `output.loss`"
+
+
+def test_a_loss_of_one_element_is_a_scalar() -> None:
+    model, x = net()
+    loss, _ = trace_step(model, lambda model, x: model(x).mean().reshape(1), x)(x)
+    assert loss.shape == (1,)
+
+
+def test_nothing_requires_a_gradient() -> None:
+    diagnostic, _ = refused_step(mean_square, Net().requires_grad_(False))
+    assert diagnostic.code == "APL361"
+    assert diagnostic.message == "no parameter of the model requires a gradient"
+
+
+@pytest.mark.parametrize("loss_fn", [lambda model, x: model(x).mean().detach(), lambda model, x: x.mean()])
+def test_a_loss_that_depends_on_no_parameter(loss_fn: Callable[..., Tensor]) -> None:
+    diagnostic, _ = refused_step(loss_fn)
+    assert diagnostic.code == "APL361"
+    assert "does not depend on any parameter" in diagnostic.message
+    assert diagnostic.details == ("parameters that require one: `first.weight`, `first.bias`, `second.weight`, …",)
+
+
+def test_a_loss_that_depends_on_the_input_alone() -> None:
+    model, x = net()
+    x.requires_grad_()
+    with pytest.raises(PolicyGraphError, match="does not depend on any parameter"):
+        trace_step(model, lambda model, x: x.square().mean(), x)
+
+
+def item(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).mean() * (2.0 if x.sum().item() > 0 else 1.0)
+
+
+def branch(model: nn.Module, x: Tensor) -> Tensor:
+    y = model(x)
+    return y.mean() if y.sum() > 0 else y.square().mean()
+
+
+def loop(model: nn.Module, x: Tensor) -> Tensor:
+    return sum((model(x).mean() for _ in range(int(x.abs().sum()))), torch.zeros(()))
+
+
+@pytest.mark.parametrize("loss_fn", [item, branch, loop])
+def test_a_step_that_asks_for_values(loss_fn: Callable[..., Tensor]) -> None:
+    diagnostic, error = refused_step(loss_fn)
+    assert diagnostic.code == "APL362"
+    assert "branches on the values of a tensor" in diagnostic.message
+    assert "test_against_eager.py" in diagnostic.details[0]
+    assert (
+        loss_fn.__code__.co_firstlineno
+        < int(diagnostic.details[0].split(":")[1])
+        <= loss_fn.__code__.co_firstlineno + 2
+    )
+    assert "torch.where" in diagnostic.help
+    assert error.__cause__ is not None
+
+
+def test_an_error_of_the_users_own() -> None:
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x.reshape(3, -1)).mean()
+
+    diagnostic, error = refused_step(loss_fn)
+    assert diagnostic.code == "APL363"
+    assert diagnostic.message.startswith("the step cannot be traced: RuntimeError: ")
+    assert "`return model(x.reshape(3, -1)).mean()`" in diagnostic.details[0]
+    assert isinstance(error.__cause__, RuntimeError)
+
+
+def test_a_buffer_replaced_by_another_shape() -> None:
+    class Growing(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(1, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.cache = torch.cat([self.cache, x])
+            return super().forward(x)
+
+    diagnostic, _ = refused_step(mean_square, Growing())
+    assert diagnostic.message == "the forward replaces `cache` by a tensor of another shape or type"
+
+
+class Overlapping(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.zeros(2, 8)
+        self.register_buffer("whole", both)
+        self.register_buffer("row", both[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.row += 1
+        return super().forward(x) + self.whole.sum()
+
+
+def test_a_write_to_one_of_two_buffers_in_the_same_memory() -> None:
+    diagnostic, _ = refused_step(mean_square, Overlapping())
+    assert diagnostic.code == "APL366"
+
+
+@pytest.mark.parametrize("without_data", [FakeTensorMode, lambda: torch.device("meta")], ids=["fake", "meta"])
+@pytest.mark.filterwarnings("error")
+def test_such_a_write_in_a_model_without_data(without_data: Callable[[], AbstractContextManager[Any]]) -> None:
+    with without_data():
+        model, (_, x) = Overlapping(), net()
+    with pytest.raises(PolicyGraphError) as caught:
+        trace_step(model, mean_square, x, device="cuda")
+    assert [each.code for each in caught.value.diagnostics] == ["APL366"]
+
+
+def test_a_write_to_a_tensor_of_nobodys() -> None:
+    seen = torch.zeros(8)
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        seen.add_(1)
+        return (model(x) * seen).mean()
+
+    diagnostic, _ = refused_step(loss_fn)
+    assert diagnostic.code == "APL368"
+    assert "writes (`aten.add_.Tensor`) to a tensor that is no parameter" in diagnostic.message
+    assert "register it as a buffer" in diagnostic.help
+
+
+def test_the_model_is_whole_after_a_refusal() -> None:
+    model, x = net()
+    parameters = dict(model.named_parameters())
+    with pytest.raises(PolicyGraphError):
+        trace_step(model, item, x)
+    assert all(value is parameters[name] for name, value in model.named_parameters())
+    trace_step(model, mean_square, x)(x)
+
+
+def test_an_operator_that_runs_with_other_strides_than_it_was_traced_with_is_named() -> None:
+    @torch.library.custom_op("policylang_tests::turned", mutates_args=())
+    def turned(x: Tensor) -> Tensor:
+        return x.t().contiguous().t()
+
+    turned.register_fake(torch.empty_like)
+    turned.register_autograd(lambda _context, gradient: gradient)
+    model = nn.Linear(4, 4)
+    step = trace_step(model, lambda own, x: turned(own(x)).view(-1).sum(), torch.randn(3, 4))
+    with pytest.raises(PolicyGraphError, match=r"(?s)APL337.*`policylang_tests.turned.*strides \(1, 3\), .* \(4, 1\)"):
+        step(torch.randn(3, 4))
+
+
+def test_of_an_operator_with_several_results_it_is_the_operator_that_is_named() -> None:
+    """PatchTST's batch norm, of patches that are transposed around it."""
+    model = nn.BatchNorm1d(4)
+    step = trace_step(model, lambda own, x: own(x.transpose(1, 2)).transpose(1, 2).view(-1).sum(), torch.randn(2, 3, 4))
+    with pytest.raises(PolicyGraphError, match=r"(?s)APL337.*`aten._native_batch_norm_legit_functional"):
+        step(torch.randn(2, 3, 4))

@@ -30,13 +30,14 @@ from policylang.graph.traced_device import attention_kernels, kernel_findings, t
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
-from policylang.torch_compat.absent_cuda import ON_CUDA
-from policylang.tracing.target_device import AttentionCall, chosen_kernel
+from policylang.torch_compat.absent_cuda import ON_CUDA, cuda_hooks
+from policylang.torch_compat.tracing import functionalized
+from policylang.tracing.capture import _kernels_of
+from policylang.tracing.target_device import AttentionCall, TargetDevice, chosen_kernel, target_device, tracing_for
 from tests.support.shared_graphs import ONE_DEVICE, shared_graph
 from tests.support.versions import VERSION
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU chooses for itself")
-
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU chooses for itself, and needs no stand-in")
 CUDNN, FLASH = "aten._scaled_dot_product_cudnn_attention", "aten._scaled_dot_product_flash_attention"
 EFFICIENT, MATH = "aten._scaled_dot_product_efficient_attention", "aten._safe_softmax"
 HALF = torch.bfloat16
@@ -123,7 +124,6 @@ NAMES = {
     SDPBackend.MATH: MATH,
 }
 T4, A100, RTX30, L40, H100, B200, RTX50 = (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)
-
 
 CALLS: list[tuple[tuple[int, int], dict[str, Any], str]] = [
     (H100, {}, CUDNN),
@@ -523,3 +523,75 @@ def counts(facts: Facts, target: str) -> tuple[int, int]:
 def kept_by(facts: Facts, row: int) -> set[Any]:
     """The shapes of the large results of an operator."""
     return {facts.shapes[each] for each in facts.followers[row] if facts.bytes[each] > MIB}
+
+
+CPP = "policylang.torch_compat.absent_cuda.torch"
+
+
+def mean_of(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return model(x).float().mean()
+
+
+def traced_facts(model: nn.Module, x: Tensor, loss: Callable[..., Tensor] = mean_of) -> Facts:
+    return collect(policylang.trace_step(model, loss, x, device="cuda").gm)
+
+
+def test_a_torch_that_lacks_what_it_takes_is_refused_before_it_can_abort(monkeypatch, tmp_path):
+    monkeypatch.setattr(f"{CPP}.__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(policylang.PolicyGraphError, match=r"APL613.*has no library libc10"):
+        traced_facts(nn.Linear(4, 4), torch.zeros(2, 4))
+
+
+def test_a_build_with_cuda_that_hides_its_hooks_is_refused_too(monkeypatch, tmp_path):
+    (tmp_path / "lib").mkdir()
+    for found in (Path(torch.__file__).parent / "lib").glob("libc10.*"):
+        (tmp_path / "lib" / found.name).symlink_to(found)
+    monkeypatch.setattr(f"{CPP}.backends.cuda.is_built", lambda: True)
+    monkeypatch.setattr(f"{CPP}.__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(policylang.PolicyGraphError, match=r"APL613.*has no library libtorch_cpu"):
+        traced_facts(nn.Linear(4, 4), torch.zeros(2, 4))
+
+
+def test_a_build_with_cuda_is_lent_the_hooks_of_one_without(monkeypatch):
+    hooks, without_cuda = cuda_hooks()
+    before, seen = hooks.value, []
+    assert (before == without_cuda) is not torch.backends.cuda.is_built()
+    monkeypatch.setattr(f"{CPP}.backends.cuda.is_built", lambda: True)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        seen.append(hooks.value)
+        return mean_of(model, x)
+
+    traced_facts(nn.Linear(4, 4), torch.zeros(2, 4), loss=loss)
+    assert (seen, hooks.value) == ([without_cuda], before)
+
+
+def test_what_a_model_asks_of_the_gpu_that_does_not_change_the_step():
+    class Asks(nn.LSTM):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            torch.cuda.set_device(x.device)
+            self.flatten_parameters()
+            with torch.random.fork_rng(), torch.cuda.device(x.device):
+                torch.cuda.manual_seed(torch.cuda.get_rng_state().numel())
+                assert torch.backends.cudnn.version() >= 90_000
+            return super().forward(x)[0]  # type: ignore[no-any-return]
+
+    here = traced_facts(nn.LSTM(4, 4), torch.zeros(2, 4), loss=lambda model, x: mean_of(lambda x: model(x)[0], x))
+    there = traced_facts(Asks(4, 4), torch.zeros(2, 4))
+    assert there.targets == here.targets
+    with pytest.raises(policylang.PolicyGraphError, match=r"APL363.*asks torch.cuda for what only a GPU has"):
+        traced_facts(
+            nn.Linear(4, 4),
+            torch.zeros(2, 4),
+            loss=lambda model, x: mean_of(model, x) * torch.cuda.mem_get_info()[0],
+        )
+
+
+def test_a_machine_with_a_gpu_is_lent_nothing(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("policylang.tracing.capture.absent_cuda", lambda *_: pytest.fail("something is lent"))
+    monkeypatch.setattr("policylang.tracing.target_device.autocast_to", lambda *_: pytest.fail("something is lent"))
+    device = target_device("cuda")
+    assert device == TargetDevice("cuda")
+    with tracing_for(device), _kernels_of(device) as functional:
+        assert type(functional) is type(functionalized())

@@ -24,7 +24,7 @@ from policylang.graph.facts import Facts
 from policylang.graph.phases import raw_path
 from tests.support import models
 from tests.support.models import ZOO
-from tests.tracing.steps import Net, calls, eager_step, loss_of, mean_square, net, phase, trace
+from tests.tracing.test_against_eager import Net, calls, eager_step, loss_of, mean_square, net, phase, trace
 
 aten = torch.ops.aten
 

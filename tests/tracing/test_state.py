@@ -17,7 +17,7 @@ from policylang.graph import marks
 from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind, Phase
 from tests.support.models import ZOO
-from tests.tracing.steps import Net, calls, eager_step, loss_of, mean_square, net, phase, trace, twin
+from tests.tracing.test_against_eager import Net, calls, eager_step, loss_of, mean_square, net, phase, trace, twin
 
 
 def assert_like_eager(step: object, model: nn.Module, x: Tensor) -> None:

@@ -38,7 +38,7 @@ from tests.support.joint import capture_joints
 from tests.support.models import ZOO
 from tests.support.random_flat import random_flat
 from tests.support.textgraph import CHAIN, GraphBuilder, facts_of
-from tests.tracing.steps import trace
+from tests.tracing.test_against_eager import trace
 from tests.tuning.small_graphs import DEVICE, every_choice, joint_graph, lower_hull_of, planned, random_times
 
 ROOT = Path(__file__).parent.parent.parent

@@ -2,7 +2,7 @@
 
 A block of a page that is the output of a run has a comment before it, ``<!-- output: NAME -->``; the block is what
 stands in the fence behind it, or else the lines up to the next empty one. ``PRODUCERS`` has a function for the first
-word of each name. ``tests/documents/test_outputs.py`` compares, ``scripts/update_docs_figures.py`` writes.
+word of each name. ``tests/documents/test_pages.py`` compares, ``scripts/update_docs_figures.py`` writes.
 """
 
 from __future__ import annotations
