@@ -1,6 +1,6 @@
 """What went wrong in silence elsewhere, on joint graphs under ``torch.compile``: told by name here, or done right.
 
-Each test names its source. The same hazards on flat graphs are in ``tests/backends/test_remat_hazards.py``; what needs
+Each test names its source. The same hazards on flat graphs are in ``tests/backends/test_remat.py``; what needs
 process groups (autoparallel#469: the value behind the gather chain was saved) is in ``tests/policies/test_fsdp.py``,
 and what needs a second process (pytorch#194658, #169959: a changed policy was served a stale artefact) in
 ``tests/backends/test_compile_caches.py``. pytorch#147561 (ranks decide differently) comes down to equal digests in

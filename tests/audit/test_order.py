@@ -47,7 +47,7 @@ from policylang.planning.plan import OrderPlan
 from tests.backends.test_partition_cases import traced
 from tests.support.decided import decided
 from tests.support.flat_graphs import copy_graph
-from tests.support.hand_orders import drawn_order, order_of
+from tests.support.orders import drawn_order, order_of
 from tests.support.random_flat import random_flat
 from tests.support.run_partition import Traced
 from tests.support.sharded import ALL_GATHER, fake_ranks, sharded_stack

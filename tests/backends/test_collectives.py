@@ -1,4 +1,4 @@
-"""Edits are carried out as planned or not at all: what comes out is held against the plan."""
+"""Edits are carried out as planned or not at all, on a recorded Llama-3 8B too."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 
 import policylang
+from policylang.backends import rewriting, runtime
 from policylang.backends.joint import HalfPath
 from policylang.backends.rewriting import apply_edits
 from policylang.graph import marks
 from policylang.graph.collect import collect
+from policylang.graph.facts import Group, Mesh
+from policylang.planning.capabilities import HALF
 from policylang.planning.plan import Plan
-from tests.support.chains import NAMES, Chain, gathers, shard_of, traced
+from policylang.planning.planner import plan
+from policylang.torch_compat import distributed
 from tests.support.edited import assert_facts_hold
+from tests.support.lines import NAMES, Chain, gathers, shard_of, traced
 from tests.support.sharded import fake_ranks
+from tests.support.shared_graphs import BACKWARD, process_groups, shared_graph
+from tests.support.versions import needs_groups_in_any_order
 
 POLICY = policylang.parse("fuse all_gather chains")
 CHAIN = Chain((0, 1), "joined")
@@ -106,3 +113,23 @@ def test_a_graph_is_rewritten_once(gm: fx.GraphModule) -> None:
     assert names(gm) == before
     with pytest.raises(policylang.PolicyMatchError, match="finds nothing to rewrite"):
         policylang.apply(gm, POLICY)
+
+
+@pytest.mark.slow
+@needs_groups_in_any_order
+def test_the_graph_is_the_one_that_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 ranks are not here, so their groups are not made; all else is done."""
+    monkeypatch.setattr(distributed, "group_backend", lambda name: "gloo")
+    monkeypatch.setattr(runtime, "ensure_groups", lambda orders: None)
+    known = {name: Group(name, ranks, len(ranks)) for name, ranks in process_groups(BACKWARD).items()}
+    gm = shared_graph(BACKWARD)
+    mesh = Mesh(("dp", "tp"), (16, 8), tuple(range(128)))
+    facts = evolve(collect(gm, groups=known), meshes=(mesh,), rank=0)
+    made = plan(policylang.parse("fuse all_gather chains"), facts, HALF)
+    (order,) = rewriting.apply_edits(gm, made)  # one group for all 93
+    assert order.ranks[:3] == (0, 8, 16)
+    everyone = {**known, order.name: Group(order.name, order.ranks, len(order.ranks))}
+    assert_facts_hold(gm, made, groups=everyone)
+    assert len(gm.graph.nodes) == 16_097
+    ran = [node.name for node in gm.graph.nodes if node.op == "call_function"]
+    assert ran == [name for _, name, _ in made.schedule.names(made.facts)]

@@ -1,7 +1,8 @@
-"""What a log, a trace and a profile of a training say of the policy it runs under."""
+"""What logs, traces and reports of a training say of its policy, of shared code too, while the collector pauses."""
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -21,10 +22,15 @@ from torch.profiler import ProfilerActivity, profile
 
 import policylang
 from policylang.audit.report import AuditReport, Report, ValuesReport
+from policylang.backends import joint as module
 from policylang.backends import runtime
 from policylang.backends.eager import plan_modes
+from policylang.backends.runtime import collector_paused
 from policylang.backends.torch_compile import backend
+from policylang.commands.small_llama import step_memory
 from policylang.graph import marks, snapshot
+from tests.support.compiled import fresh_dynamo
+from tests.support.run_partition import partitioner, traced
 
 SAVES = "blocks layers.*\nrecompute everything in block\nsave addmm in block\n"
 MOVES = "blocks layers.*\nundecided -> save\noffload addmm in block\n"
@@ -264,3 +270,154 @@ def _artifacts(text: str) -> list[tuple[str, str]]:
             record = json.loads(line[line.index("] {") + 2 :])
             found.append((record.get("artifact", {}).get("name", ""), []))
     return [(name, "\n".join(payload)) for name, payload in found if name.startswith("policylang")]
+
+
+POLICY = policylang.parse("recompute everything in block; save matmul in block")
+BLOCKS, WIDTH, ROWS = 4, 16, 8
+STATE = ROWS * WIDTH * 4
+"""Bytes of what one block hands to the next, which the next one keeps as its input."""
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x.tanh()).sin())
+
+
+class Stack(nn.Module):
+    def __init__(self, blocks: int = BLOCKS) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def checkpointed(model: Stack) -> Callable[..., object]:
+    policylang.checkpoint_model(model, POLICY)
+    return policylang.backend(POLICY, inner="aot_eager")
+
+
+def in_place(model: Stack) -> None:
+    backend = checkpointed(model)
+    for layer in model.layers:
+        layer.compile(backend=backend)
+
+
+def replaced(model: Stack) -> None:
+    backend = checkpointed(model)
+    for name, layer in list(model.layers.named_children()):
+        model.layers.register_module(name, torch.compile(layer, backend=backend))
+
+
+def beside_eager(model: Stack) -> None:
+    backend = checkpointed(model)
+    for layer in model.layers[1:3]:
+        layer.compile(backend=backend)
+
+
+def without_checkpoints(model: Stack) -> None:
+    backend = policylang.backend(POLICY, inner="aot_eager", root="layers.0")
+    for layer in model.layers:
+        layer.compile(backend=backend)
+
+
+def a_backend_a_half(model: Stack) -> None:
+    for half in (model.layers[:2], model.layers[2:]):
+        backend = policylang.backend(POLICY, inner="aot_eager", root="layers.0")
+        for layer in half:
+            layer.compile(backend=backend)
+
+
+def step(model: nn.Module) -> tuple[Report, int]:
+    """The report after a step, and the bytes that a step keeps from its forward to its backward."""
+    x = torch.ones(ROWS, WIDTH, requires_grad=True)
+    model(x).sum().backward()
+    resident = [*model.parameters(), x, *(each.grad for each in (*model.parameters(), x))]
+    saved = step_memory(lambda: model(x).sum(), resident, torch.device("cpu")).saved
+    return policylang.report(model), saved
+
+
+WAYS = [in_place, replaced, beside_eager, without_checkpoints, a_backend_a_half]
+
+
+@pytest.mark.parametrize("compiled", WAYS)
+def test_the_report_holds_what_a_step_of_the_model_keeps(compiled: Callable[[Stack], None]) -> None:
+    with fresh_dynamo():
+        model = Stack()
+        compiled(model)
+        report, kept = step(model)
+    assert report.blocks == BLOCKS
+    assert report.saved.bytes == kept - (BLOCKS - 1) * STATE  # each block's input is none of its values
+    assert report.audit.agrees
+
+
+def test_each_model_on_a_backend_counts_its_own_blocks_and_the_backend_all_that_live(tmp_path: Path) -> None:
+    with fresh_dynamo():
+        backend = policylang.backend(POLICY, inner="aot_eager", root="layers.0")
+        small, large = Stack(2), Stack(5)
+        for model in (small, large):
+            for layer in model.layers:
+                layer.compile(backend=backend)
+            step(model)
+        assert len(backend.graphs) == 1
+        assert [policylang.report(each).blocks for each in (small, large, backend)] == [2, 5, 7]
+        assert policylang.report(large.layers[0]).blocks == 1
+        assert len(policylang.snapshot(large, tmp_path / "one.graph")) == 1  # a graph is a file, whoever runs it
+        del model, layer, large
+        gc.collect()
+        assert policylang.report(backend).blocks == 2
+
+
+def test_blocks_that_a_later_backend_compiles_count_for_that_one() -> None:
+    with fresh_dynamo():
+        model = Stack()
+        without_checkpoints(model)
+        step(model)
+        other = policylang.backend("save_all", inner="aot_eager")
+        for layer in model.layers[2:]:
+            layer.compile(backend=other)
+        report, _ = step(model)
+    assert sorted(each.policy for each in report.graphs) == ["policy", "policy", "save_all", "save_all"]
+
+
+def test_a_model_compiled_whole_counts_once() -> None:
+    with fresh_dynamo():
+        model = Stack()
+        compiled = torch.compile(model, backend=policylang.backend(POLICY, inner="aot_eager"))
+        step(compiled)
+        assert [policylang.report(each).blocks for each in (model, compiled)] == [BLOCKS, BLOCKS]
+        assert not policylang.report(compiled).graphs
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_it_is_as_it_was_after_an_error_too(enabled: bool):
+    if not enabled:
+        gc.disable()
+    try:
+        with pytest.raises(ValueError, match="inside"), collector_paused():
+            raise ValueError("inside" if not gc.isenabled() else "not paused")
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+
+
+def test_a_graph_is_split_without_it(monkeypatch):
+    seen: list[bool] = []
+    split = module.split
+
+    def watched(*arguments, **options):
+        seen.append(gc.isenabled())
+        return split(*arguments, **options)
+
+    monkeypatch.setattr(module, "split", watched)
+    assert traced("mlp").partition(partitioner("recompute everything")).audit.agrees
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()

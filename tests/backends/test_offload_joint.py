@@ -18,10 +18,10 @@ from policylang.backends import copies as copy_operators
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.graph import marks
 from tests.support import models
-from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.compiled import WITHOUT, Trained, assert_bitwise_equal, fresh_dynamo, train
 from tests.support.drawn import examples
 from tests.support.late import Late, copied_over
+from tests.support.lines import NAMES, Layers, placements_of
 from tests.support.models import ZOO, Example, Function, square_loss
 from tests.support.run_partition import Result, Traced, assert_same_result, trace
 from tests.support.run_partition import traced as zoo_traced

@@ -31,11 +31,18 @@ from policylang.planning.graph_edit import Edits
 from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.plan import OrderPlan
 from tests.graph.captured import flat_of, joint_of
-from tests.support import hand_orders
-from tests.support.carried_out import flat_steps, half_steps, planned_half
+from tests.support import orders
 from tests.support.flat_graphs import assert_bitwise_equal, copy_graph
-from tests.support.hand_orders import KEEP, drawn_schedule, names_in, order_of
-from tests.support.orders import names_in_order
+from tests.support.orders import (
+    KEEP,
+    drawn_schedule,
+    flat_steps,
+    half_steps,
+    names_in,
+    names_in_order,
+    order_of,
+    planned_half,
+)
 from tests.support.random_flat import random_flat, random_joint
 from tests.support.run_partition import assert_same_result, traced
 from tests.support.sharded import fake_ranks
@@ -254,7 +261,7 @@ def test_halves_in_any_order_give_the_same_bits(model: str, text: str) -> None:
     """Copies to the host and back follow the order that the halves get."""
     graph = traced(model)
     plain = graph.run(text)
-    with mock.patch("policylang.planning.planner.plan_order", hand_orders.drawing(3)):
+    with mock.patch("policylang.planning.planner.plan_order", orders.drawing(3)):
         found = graph.run(f"{text}; optional keep order of collective")
     assert_same_result(found, plain)
     partition, usual = found.partition, plain.partition

@@ -1,24 +1,48 @@
-"""The cases in which partitioners go wrong, one by one."""
+"""Joint graphs that are split: where partitioners go wrong, every model, programs that write, and equal nodes."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Container, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from functorch.compile import default_partition, min_cut_rematerialization_partition
+from functorch.compile import (
+    aot_function,
+    compiled_function,
+    default_partition,
+    min_cut_rematerialization_partition,
+    nop,
+)
 from torch import Tensor, fx, nn
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.utils.checkpoint import checkpoint
 
 import policylang
+from policylang.api.load import parse
+from policylang.backends import finalize
+from policylang.backends.joint import JointPartitioner
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.value_outcome import Why
+from tests.graph.captured import joint_of
+from tests.support.compiled import assert_bitwise_equal
+from tests.support.models import ZOO, square_loss
 from tests.support.models import llama as llama_of
-from tests.support.models import square_loss
-from tests.support.run_partition import Traced, assert_same_result, partitioner, trace
+from tests.support.run_partition import (
+    ONE_LAYER,
+    Traced,
+    assert_same_result,
+    partitioner,
+    run_step,
+    trace,
+    unpartitioned,
+)
+from tests.support.run_partition import traced as traced_model
 from tests.support.run_partition import traced as zoo_traced
 
 
@@ -70,8 +94,6 @@ def returned(gm: fx.GraphModule) -> list[str]:
 
 
 # --- what is saved ------------------------------------------------------------------------------------------------
-
-
 def test_saves_exactly_what_the_policy_says(chain: Traced) -> None:
     partition = chain.partition("recompute everything; save first sin")
     assert partition.audit.saved == ("sin",)
@@ -137,8 +159,6 @@ def test_a_graph_without_a_backward_is_split_into_all_and_nothing() -> None:
 
 
 # --- what must not be -------------------------------------------------------------------------------------------------
-
-
 def test_a_read_of_memory_that_is_written_later_is_not_recomputed() -> None:
     graph = zoo_traced("counter")
     gm = graph.fresh()
@@ -224,8 +244,6 @@ def test_what_min_cut_can_neither_save_nor_recompute_is_named(tmp_path: Path, mo
 
 
 # --- the user's own checkpoint regions -----------------------------------------------------------------------------
-
-
 class _Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -279,8 +297,6 @@ def test_the_users_tags_come_back_when_another_policy_is_applied(checkpointed: T
 
 
 # --- applying, partitioning, recording ------------------------------------------------------------------------------
-
-
 def test_apply_tags_forward_nodes_with_who_decided(llama: Traced) -> None:
     gm = llama.fresh()
     policy = policylang.parse("recompute everything\nsave mm", name="two.apl")
@@ -387,3 +403,434 @@ def test_a_partition_without_a_policy_is_told_how_to_have_one(chain: Traced) -> 
     with pytest.raises(PolicyGraphError, match=f"(?s){help}") as caught:
         policylang.partition(chain.fresh(), (), num_fwd_outputs=chain.num_fwd_outputs)
     assert [found.code for found in caught.value.diagnostics] == ["APL325"]
+
+
+POLICIES = {
+    "save all": "save everything",
+    "recompute all": "optional recompute everything",
+    "selective": """
+        optional recompute everything
+        optional save attention
+        optional save mm, addmm
+        optional recompute every 2nd mm
+        optional save native_dropout
+        """,
+    "mixed with min-cut": "optional save mm, addmm; optional recompute add, mul, sin; undecided -> auto",
+    "min-cut alone": "undecided -> auto",
+}
+
+LARGE = ("qwen3", "mixtral", "bart", "flex", "gpt2")
+"""What sets them apart from a Llama and the small models shows in other fast tests, under one policy each."""
+
+
+def some_slow(names: Iterable[str], slow: Container[str] = LARGE) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("model", some_slow(ZOO))
+def test_computes_what_it_does_without_a_policy(model: str, policy: str) -> None:
+    result = traced_model(model).run(POLICIES[policy])
+    assert_same_result(unpartitioned(model), result)
+    audit = result.audit
+    assert audit.agrees
+    if policy == "save all":
+        assert audit.saved
+        assert not audit.recomputed
+    elif policy == "recompute all" and model != "counter":
+        facts = result.partition.plan.facts
+        kept = {facts.targets[facts.owners[facts.index[name]]] for name in audit.saved}
+        assert kept == ({"aten.topk.default"} if model == "mixtral" else set())  # it is not chosen again
+        assert audit.recomputed
+    elif policy == "min-cut alone":
+        plan = result.partition.plan
+        decided = (plan.decisions[plan.facts.index[name]] for name in (*audit.saved, *audit.recomputed))
+        assert all(decision is None or decision.why is Why.UNDECIDED for decision in decided)
+
+
+@pytest.mark.parametrize("policy", ["save all", "recompute all", "selective"])
+@pytest.mark.parametrize("model", some_slow(("llama", "mixtral", "gpt2", "resnet", "shared_parameters")))
+def test_saves_what_the_plan_foresees(model: str, policy: str) -> None:
+    partition = traced_model(model).partition(POLICIES[policy])
+    foreseen = saved_and_recomputed(partition.plan)
+    names = partition.plan.facts.names
+    planned = {names[row] for row in foreseen.saved}
+    assert set(partition.audit.saved) <= planned
+    present = {node.name for half in (partition.forward, partition.backward) for node in half.graph.nodes}
+    assert not (planned - set(partition.audit.saved)) & present, "only what was merged away may be missing"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("model", some_slow(ONE_LAYER, {"llama", "gpt2"}))
+def test_dynamic_batch_and_sequence(model: str, policy: str) -> None:
+    result = traced_model(model, dynamic=True).run(POLICIES[policy])
+    assert_same_result(unpartitioned(model, dynamic=True), result)
+    kept = result.partition.forward.graph.output_node().args[0]
+    assert any(isinstance(value.meta["val"], torch.SymInt) for value in kept)
+
+
+@pytest.mark.parametrize(
+    ("model", "dynamic"),
+    [
+        pytest.param("llama", True, marks=pytest.mark.slow),
+        ("mlp", True),
+        pytest.param("gpt2", False, marks=pytest.mark.slow),
+        ("resnet", False),
+        ("counter", False),
+        pytest.param("flex", False, marks=pytest.mark.slow),
+    ],
+)
+def test_trains_under_the_runtime_of_aot_autograd(model: str, dynamic: bool) -> None:
+    """Version counters, mutated buffers, sizes and generator states: what the graphs alone do not show.
+
+    (Generator states in every run: see the dropout below.)
+    """
+    base, _ = run_step(ZOO[model](), dynamic=dynamic, steps=2)
+    for policy in ("recompute all", "selective"):
+        assert_bitwise_equal(base, run_step(ZOO[model](), POLICIES[policy], dynamic=dynamic, steps=2)[0])
+
+
+def test_dropout_draws_the_same_mask_again_over_several_steps() -> None:
+    base, _ = run_step(ZOO["dropout"](), steps=3)
+    trained, (partition,) = run_step(ZOO["dropout"](), "recompute everything", steps=3)
+    assert_bitwise_equal(base, trained)
+    assert partition.audit.random_states == 2
+
+
+def test_a_saved_mask_is_not_drawn_again() -> None:
+    result = traced_model("dropout").run("recompute everything; save native_dropout")
+    assert_same_result(unpartitioned("dropout"), result)
+    assert result.audit.random_states == 0
+    assert not result.partition.backward.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.native_dropout.default
+    )
+
+
+Function = Callable[..., Any]
+WRITING_POLICIES = ["undecided -> auto", "save everything", "optional recompute everything"]
+
+
+def writing_partitioner(text: str) -> Any:
+    return policylang.partitioner(policylang.parse(f"policy p\n{text}\n"), agree=False)
+
+
+def step(function: Function, inputs: list[Tensor], leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+    returned = function(*inputs)
+    values = [returned] if isinstance(returned, Tensor) else list(returned)
+    loss = sum((number + 2) * value.sin().sum() for number, value in enumerate(values))
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    return values, [leaf.grad for leaf in leaves]
+
+
+def assert_same(function: Function, compiled: Function, made: Callable[[], tuple[list[Tensor], list[Tensor]]]) -> None:
+    expected, expected_gradients = step(function, *made())
+    found, gradients = step(compiled, *made())
+    for one, other in zip([*expected, *expected_gradients], [*found, *gradients], strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or other is None or (one.shape == other.shape and torch.allclose(one, other))
+
+
+@pytest.mark.parametrize("policy", WRITING_POLICIES)
+def test_an_input_whose_memory_another_input_shares_changes_its_shape(policy: str) -> None:
+    def function(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Any:
+        b.add_(1)
+        d.unsqueeze_(0)
+        return a + c + d, b.view(-1)
+
+    def made() -> tuple[list[Tensor], list[Tensor]]:
+        leaves = [torch.full((2, 2), value, requires_grad=True) for value in (0.5, 0.7)]
+        first, second = (leaf.add(1) for leaf in leaves)
+        return [first.view(-1), second.view(-1), first.view(-1), second.view(-1)], leaves
+
+    compiled = aot_function(
+        function, nop, nop, partition_fn=writing_partitioner(policy), keep_inference_input_mutations=True
+    )
+    assert_same(function, compiled, made)
+
+
+@pytest.mark.parametrize("policy", WRITING_POLICIES)
+def test_a_graph_that_returns_no_gradient_has_nothing_to_plan(policy: str) -> None:
+    """The only gradient goes to a view of an input that asks for none."""
+
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        return a.view(-1).requires_grad_()
+
+    inputs = torch.randn(3, 3), torch.randn(3, 3, requires_grad=True)
+    returned = aot_function(function, nop, nop, partition_fn=writing_partitioner(policy))(*inputs)
+    assert returned.requires_grad
+    assert torch.equal(returned, inputs[0].view(-1))
+    parted = policylang.parse(f"policy p\n{policy}\n")
+    assert aot_function(
+        function,
+        nop,
+        nop,
+        partition_fn=lambda *given, **options: policylang.partition(*given, policy=parted, **options),
+    )(*inputs).requires_grad
+
+
+class WritesItsOwn(torch.autograd.Function):
+    """Saves a value that it has written to since it made it."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        x = b + 1
+        x.t().mul_(3)
+        ctx.save_for_backward(x)
+        return x * a
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.saved_tensors[0] * 2, None
+
+
+def as_written(function: Function, policy: str) -> Function:
+    """The graph keeps the program's writes, as ``make_fx`` traces them."""
+    options = {"keep_inference_input_mutations": True, "disable_functionalization": True, "dynamic": False}
+    found: Function = compiled_function(function, nop, nop, partition_fn=writing_partitioner(policy), **options)
+    return found
+
+
+@pytest.mark.parametrize("policy", [*WRITING_POLICIES, "undecided -> auto\noptional recompute add"])
+def test_what_the_forward_writes_to_after_it_made_it_is_saved(policy: str) -> None:
+    """A second run of the addition would give the value before the writing."""
+
+    def made() -> tuple[list[Tensor], list[Tensor]]:
+        leaf = torch.full((3, 3), 0.7, requires_grad=True)
+        return [leaf, torch.full((3, 3), 0.9)], [leaf]
+
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        found: Tensor = WritesItsOwn.apply(a, b)
+        return found
+
+    assert_same(function, as_written(function, policy), made)
+
+
+def test_a_rule_that_has_it_run_again_is_an_error() -> None:
+    compiled = as_written(WritesItsOwn.apply, "undecided -> auto\nrecompute add")
+    with pytest.raises(PolicyMatchError, match="`add`: it reads memory that the graph changes"):
+        compiled(torch.full((3, 3), 0.7, requires_grad=True), torch.full((3, 3), 0.9))
+
+
+def twins(x: Tensor) -> Tensor:
+    """Two equal sines, read by two different operators."""
+    return x.sin().cos() * x.sin().exp()
+
+
+@pytest.fixture(scope="module")
+def graph() -> Traced:
+    return traced(twins, torch.randn(4))
+
+
+def eliminate(graph: Traced, policy: str) -> tuple[Any, finalize.Merged]:
+    gm = graph.fresh()
+    made = JointPartitioner(parse(policy)).plan(gm, num_fwd_outputs=graph.num_fwd_outputs)
+    merged = finalize.eliminate(gm.graph, made)
+    gm.graph.lint()
+    return gm, merged
+
+
+def test_the_first_of_two_equal_nodes_stays(graph: Traced) -> None:
+    gm, merged = eliminate(graph, "save everything")
+    assert "sin" in names(gm.graph)
+    assert "sin_1" not in names(gm.graph)
+    assert len(merged.kept_for) >= 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "fate"),
+    [
+        ("recompute everything; save last sin", "saved"),
+        ("recompute everything; save first sin", "saved"),
+        ("recompute everything", "recomputed"),
+    ],
+)
+def test_the_stronger_decision_of_the_two_holds(graph: Traced, policy: str, fate: str) -> None:
+    result = graph.run(policy)
+    assert_same_result(graph.run(default_partition), result)
+    assert ("sin" in result.audit.saved) == (fate == "saved")
+    assert ("sin" in result.audit.recomputed) == (fate == "recomputed")
+
+
+def test_a_save_that_the_backward_has_no_use_for_does_not_save_its_twin() -> None:
+    graph = traced(lambda x: x.sin() + x.sin().cos(), torch.randn(4))
+    result = graph.run("recompute everything; save first sin")
+    assert_same_result(graph.run(default_partition), result)
+    assert result.audit.saved == ()
+    assert result.audit.recomputed == ("sin",)
+    assert graph.run("recompute everything; save last sin").audit.saved == ("sin",)
+
+
+class Twins(nn.Module):
+    """Two equal values of a buffer that is then written; the backward needs the second alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.scale.exp() + self.weight * self.scale.exp() * x
+        self.scale.add_(1)
+        return y
+
+
+UNSEEN = ["recompute first exp", "recompute first exp; leave last exp", "optional recompute first exp"]
+
+
+@pytest.mark.parametrize("policy", UNSEEN)
+def test_a_recomputation_that_nothing_needed_does_not_bind_its_twin(policy: str) -> None:
+    """Planning refuses what would be wrong of what is needed. The twin would have read the buffer after its update."""
+    graph = trace(Twins(), (torch.randn(4, 8),), lambda output: output.sum())
+    result = graph.run(policy)
+    assert_same_result(graph.run("save everything"), result)
+    assert result.audit.recomputed == ()
+
+
+@pytest.mark.parametrize("policy", UNSEEN)
+def test_what_planning_could_not_see_is_refused_before_the_graph_is_split(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finalize, "_used_by_backward", lambda plan: frozenset(range(len(plan.facts))))
+    graph = trace(Twins(), (torch.randn(4, 8),), lambda output: output.sum())
+    with pytest.raises(PolicyMatchError, match="reads memory that the graph changes") as caught:
+        graph.run(policy)
+    assert [found.code for found in caught.value.diagnostics] == ["APL304"]
+
+
+def test_recompute_beats_undecided(graph: Traced) -> None:
+    result = graph.run("recompute last sin; undecided -> auto")
+    assert "sin" not in result.audit.saved
+
+
+def test_the_tag_names_the_rule_of_the_dropped_twin(graph: Traced) -> None:
+    gm = graph.fresh()
+    graph.partition("recompute everything\nsave last sin", gm)
+    (kept,) = (node for node in gm.graph.nodes if node.name == "sin")
+    assert marks.custom(kept.meta)[marks.PROVENANCE] == "<policy>:2"
+    assert kept.meta["recompute"].name == "MUST_SAVE"
+
+
+def test_nothing_is_merged_where_the_configuration_says_so(graph: Traced) -> None:
+    with torch._functorch.config.patch(cse=False):
+        partition = graph.partition("save everything")
+    assert {"sin", "sin_1"} <= set(names(partition.forward.graph))
+
+
+def test_random_operators_stay_apart() -> None:
+    graph = traced(lambda x: torch.rand_like(x) * x + torch.rand_like(x), torch.randn(4))
+    gm, _ = eliminate(graph, "save everything")
+    assert len([name for name in names(gm.graph) if name.startswith("rand")]) == 2
+
+
+def test_results_that_are_separate_tensors_stay_so() -> None:
+    graph = traced(lambda x: x.sin() + 0 * x.cos(), torch.randn(4))
+    copies = traced(lambda x: (x.sin(), x.sin())[0] * (x + 1).cos(), torch.randn(4))
+    for each in (graph, copies):
+        assert_same_result(each.run(default_partition), each.run("save everything"))
+
+
+def test_arguments_that_compare_equal_and_are_not() -> None:
+    graph = traced(lambda x: (x * 1).sin() + (x * 1.0).sin() + (x * 0.0).cos() + (x * -0.0).cos(), torch.randn(4))
+    gm, _ = eliminate(graph, "save everything")
+    factors = [node.args[1] for node in gm.graph.nodes if node.name.startswith("mul") and len(node.args) == 2]
+    assert {repr(factor) for factor in factors} >= {"1", "1.0", "0.0", "-0.0"}
+
+
+def test_a_write_between_keeps_twins_apart() -> None:
+    graph = traced(twins, torch.randn(4))
+    gm = graph.fresh()
+    second = next(node for node in gm.graph.nodes if node.name == "sin_1")
+    first = next(node for node in gm.graph.nodes if node.name == "sin")
+    with gm.graph.inserting_before(second):
+        write = gm.graph.call_function(torch.ops.aten.add_.Tensor, (first.args[0], 1))
+        write.meta = dict(first.meta)
+    made = JointPartitioner(parse("save everything")).plan(gm, num_fwd_outputs=graph.num_fwd_outputs)
+    finalize.eliminate(gm.graph, made)
+    assert "sin_1" in names(gm.graph)
+
+
+class _RecomputesItself(torch.autograd.Function):
+    """Saves its input and computes the sine again in its backward, as memory-saving kernels do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin() * x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * x.sin() * x.cos() * 2
+
+
+def test_a_backward_node_does_not_make_a_decided_forward_value_its_own() -> None:
+    graph = traced(lambda x: _RecomputesItself.apply(x), torch.randn(4))
+    result = graph.run("save everything")
+    assert_same_result(graph.run(default_partition), result)
+    assert result.audit.saved == ()
+    assert {"sin_2", "cos"} <= set(names(result.partition.backward.graph))
+
+
+def test_min_cut_may_share_a_value_that_no_rule_decided() -> None:
+    graph = traced(lambda x: _RecomputesItself.apply(x), torch.randn(4))
+    gm, merged = eliminate(graph, "undecided -> auto")
+    assert len([name for name in names(gm.graph) if name.startswith("sin")]) == 1
+    assert_same_result(graph.run(default_partition), graph.run("undecided -> auto"))
+    assert merged.kept_for
+
+
+RULES = "recompute everything in block\nsave matmul in block\nsave everything in block where crosses block\n"
+
+
+@pytest.fixture(scope="module")
+def joint():
+    return joint_of("llama")
+
+
+def partitioned(joint, expectation: str) -> policylang.report:
+    gm = copy.deepcopy(joint.gm)
+    policylang.partition(
+        gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policylang.parse(RULES + expectation)
+    )
+    return policylang.report(gm)
+
+
+@pytest.fixture(scope="module")
+def saved(joint):
+    """What min-cut and the rules save together; both have a part in it."""
+    report = partitioned(joint, "")
+    assert 0 < report.undecided_saved_bytes < report.saved.bytes
+    return report.saved.bytes
+
+
+def test_a_limit_that_is_met_exactly_holds(joint, saved):
+    (expectation,) = partitioned(joint, f"expect saved <= {saved} B").expectations
+    assert expectation.status == "held"
+
+
+def test_one_byte_less_fails_with_the_figure(joint, saved):
+    with pytest.raises(PolicyMatchError, match=rf"`expect saved <= {saved - 1} B` does not hold.*{saved:,} bytes"):
+        partitioned(joint, f"expect saved <= {saved - 1} B")
+
+
+def test_a_fate_that_min_cut_decided(joint):
+    """Min-cut keeps something for the backward of the loss, and not the product that made the logits."""
+    assert partitioned(joint, "expect no (mm outside block) saved").expectations[0].status == "held"
+    with pytest.raises(PolicyMatchError, match=r"`expect no \(everything outside block\) saved` does not hold"):
+        partitioned(joint, "expect no (everything outside block) saved")
+
+
+def test_shares_of_the_forward_are_settled_too(joint, saved):
+    held = "expect saved <= 99% of forward\nexpect recomputed operators <= 99%\nexpect recomputed <= 99% of forward\n"
+    assert [each.status for each in partitioned(joint, held).expectations] == ["held"] * 3
+    with pytest.raises(PolicyMatchError, match="`expect saved <= 1% of forward` does not hold"):
+        partitioned(joint, "expect saved <= 1% of forward")
+
+
+def test_times_are_settled_too(joint):
+    """They are not known while min-cut has a say, and after it they are those of what it left."""
+    held = "device cpu\nexpect recomputed time <= 99%\nexpect exposed <= 0 s\nexpect step time <= 1 s\n"
+    assert [each.status for each in partitioned(joint, held).expectations] == ["held"] * 3
+    with pytest.raises(PolicyMatchError, match=r"`expect step time <= 1 us` does not hold: \d[\d.]* [mu]s"):
+        partitioned(joint, "device cpu\nexpect step time <= 1 us")

@@ -21,10 +21,9 @@ from policylang.backends.joint import partitions, unanswered
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import StepKind
 from policylang.language.plain_data import from_plain
-from tests.support.carried_out import half_steps, planned_half
 from tests.support.compiled import fresh_dynamo
 from tests.support.flat_graphs import copy_graph
-from tests.support.ordered import ordered_plan
+from tests.support.orders import half_steps, ordered_plan, planned_half
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER, fake_ranks, sharded_stack
 
 LAYERS = 3

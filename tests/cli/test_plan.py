@@ -12,7 +12,7 @@ from policylang.graph.snapshot import write
 from policylang.language.diagnostics import CODES
 from policylang.language.operators import group_names
 from policylang.report.diagnostics import RENDERERS
-from tests.support.ordered import sharded
+from tests.support.orders import sharded
 from tests.support.textgraph import facts_of
 
 GRAPH = """

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import policylang
 from policylang import TracedStep, trace_step
-from policylang.backends import path
+from policylang.backends import joint, path
 from policylang.errors import PolicyAuditError
 from policylang.ranks.comparison import TIMEOUT
 from tests.support.flat_graphs import copy_graph

@@ -23,8 +23,8 @@ from policylang.graph import marks
 from policylang.planning.plan import Plan
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
-from tests.support.chains import NAMES, Chain, chains, gather, gathers, placements_of, shard_of, traced
 from tests.support.edited import assert_facts_hold
+from tests.support.lines import NAMES, Chain, chains, gather, gathers, placements_of, shard_of, traced
 from tests.support.ranks import run_ranks
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER, fake_ranks, sharded_stack
 from tests.support.versions import needs_groups_in_any_order

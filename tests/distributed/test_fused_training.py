@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import policylang
 from policylang.backends.joint import Partition, partitions
 from policylang.backends.records import last_audited
-from tests.support.chains import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.edited import assert_facts_hold
+from tests.support.lines import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.ranks import run_ranks
 from tests.support.sharded import fake_ranks
 from tests.support.twice import Once, partitioned_once

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import policylang
-from tests.support.chains import NAMES, Chain, chains, gathers, shard_of, traced
+from tests.support.lines import NAMES, Chain, chains, gathers, shard_of, traced
 from tests.support.ranks import run_ranks
 
 FUSE = policylang.parse("fuse all_gather chains")

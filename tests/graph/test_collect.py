@@ -31,9 +31,8 @@ from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import PathGlob
 from tests.graph.captured import executed, facts_of_model, joint_of
-from tests.support.bucketed import picking
-from tests.support.chains import NAMES, Chain, shard_of, traced
 from tests.support.drawn import examples
+from tests.support.lines import NAMES, Chain, picking, shard_of, traced
 from tests.support.models import ZOO
 from tests.support.sharded import fake_ranks
 from tests.support.shared_graphs import BACKWARD, FOLDER, shared_facts

@@ -36,8 +36,8 @@ from policylang.planning.capabilities import (
 )
 from policylang.testing import agree, agreement
 from policylang.testing.agreement import STEPS, Agreement, Numbers
-from tests.support.chains import NAMES, Layers, placements_of
 from tests.support.fused_process import MESH
+from tests.support.lines import NAMES, Layers, placements_of
 from tests.support.models import ZOO
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_groups_in_any_order

@@ -50,8 +50,7 @@ from tests.report.test_html import WORDS, graph, in_browser, parsed, without_scr
 from tests.simulation.test_step_time import DEVICE, flat
 from tests.support.browser import browser
 from tests.support.drawn import examples
-from tests.support.ordered import SLOW, layers, ordered_plan, schedule_of_names
-from tests.support.orders import names_in_order
+from tests.support.orders import SLOW, layers, names_in_order, ordered_plan, schedule_of_names
 from tests.support.shared_graphs import BACKWARD, shared_facts
 from tests.support.textgraph import facts_of
 

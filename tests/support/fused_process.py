@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import policylang
 from policylang.backends.caching import code_digest
 from policylang.torch_compat import distributed
-from tests.support.chains import NAMES, Layers, placements_of
+from tests.support.lines import NAMES, Layers, placements_of
 from tests.support.sharded import fake_ranks
 
 MESH = [[0, 2, 4, 6], [1, 3, 5, 7]]

@@ -38,9 +38,8 @@ from policylang.planning.graph_edit import Edit, Edits, FusedGroup, Node, Proof,
 from policylang.planning.planner import plan
 from policylang.torch_compat import distributed
 from tests.support.edited import assert_facts_hold
-from tests.support.every_rank import Builder, EveryRank
 from tests.support.hand import Hand
-from tests.support.lines import DIMS, Line, groups_of, mesh_of, planned
+from tests.support.lines import DIMS, Builder, EveryRank, Line, groups_of, mesh_of, planned
 from tests.support.sharded import ALL_GATHER, fake_ranks
 from tests.support.trees import span
 from tests.support.versions import needs_groups_in_any_order

@@ -24,10 +24,10 @@ from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, _lab
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.graph_edit import Edit, Node
 from policylang.planning.planner import plan
-from tests.support.bucketed import CAST, KINDS, bucketed, carried_out, picking, shard_of, targets
 from tests.support.drawn import examples
 from tests.support.edited import AllAlike
-from tests.support.every_rank import ATEN, Builder, EveryRank, Program
+from tests.support.lines import ATEN, CAST, KINDS, Builder, EveryRank, Program, bucketed, carried_out, picking, targets
+from tests.support.lines import bucketed_shard_of as shard_of
 
 
 # --- programs that a person would write -----------------------------------------------------------------------------

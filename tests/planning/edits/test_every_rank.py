@@ -29,10 +29,9 @@ from policylang.planning.edits.other_ranks import UNASKED
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
-from tests.support.bucketed import picking
 from tests.support.drawn import SEARCHES, examples
 from tests.support.edited import assert_facts_hold
-from tests.support.every_rank import ATEN, Builder, EveryRank, lies_as
+from tests.support.lines import ATEN, Builder, EveryRank, lies_as, picking
 from tests.support.shared_graphs import BACKWARD, JOINT, process_groups, recorded, shared_facts, shared_graph
 from tests.support.versions import needs_groups_in_any_order
 
