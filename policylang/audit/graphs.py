@@ -298,9 +298,8 @@ def audit(plan: Plan, needs: SavedForBackward, found: outcome.Found) -> outcome.
         *outcome.reads_otherwise(_OF_HALVES, found),
         *(Diagnostic(outcome.NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
     )
-    return outcome.summary(
-        plan, found, differences, saved=saved, offloaded=[row for row in found.saved if row in to_host]
-    )
+    moved = [row for row in found.saved if row in to_host]
+    return outcome.summary(plan, found, differences, saved=saved, offloaded=moved)
 
 
 def audit_copies(

@@ -235,9 +235,8 @@ class _OrderReader:
                 yield _differs(NOT_THE_COLLECTIVES, what)
         for edit in self.order.edits.done:
             if id(edit) in unmade:
-                what = (
-                    f"the bucket of {_list(edit.collectives)} is not there: the graph lacks {_list(unmade[id(edit)])}"
-                )
+                lacks = f"the graph lacks {_list(unmade[id(edit)])}"
+                what = f"the bucket of {_list(edit.collectives)} is not there: {lacks}"
                 yield _differs(NOT_THE_COLLECTIVES, what)
 
     def _communicates(self, row: int) -> bool:
@@ -647,17 +646,15 @@ class CodeAudit:
         status = "differs" if differing else "as planned"
         computed, products = between(code), between(planned)
         starts = sum(step.starts for step in code)
-        kernels = {
-            step.name: computed.get(step.number, 0) for step in planned if step.starts and products.get(step.number)
-        }
+        started = [step for step in planned if step.starts and products.get(step.number)]
+        kernels = {step.name: computed.get(step.number, 0) for step in started}
         self.found[half] = CodeOrderReport(half, status, starts, len(code) - starts, kernels)
         return differing
 
     def reports(self) -> tuple[CodeOrderReport, ...]:
         """In the order in which the graphs run."""
-        return tuple(
-            self.found.get(half) or CodeOrderReport(half, "not compiled") for half in HALVES if any(self.planned[half])
-        )
+        compared = [half for half in HALVES if any(self.planned[half])]
+        return tuple(self.found.get(half) or CodeOrderReport(half, "not compiled") for half in compared)
 
     def to_json(self) -> dict[str, Any]:
         return {half: [[asdict(step) for step in steps] for steps in self.planned[half]] for half in HALVES}
@@ -665,6 +662,5 @@ class CodeAudit:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CodeAudit:
         """Raises ``KeyError`` or ``TypeError`` for data that is not what :meth:`to_json` makes."""
-        return cls(
-            {half: [tuple(CommunicationStep(**step) for step in steps) for steps in data[half]] for half in HALVES}
-        )
+        of_half = {half: [tuple(CommunicationStep(**at) for at in steps) for steps in data[half]] for half in HALVES}
+        return cls(of_half)

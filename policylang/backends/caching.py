@@ -43,8 +43,7 @@ _IMPORT = re.compile(
     rf"^([ \t]*)(?:from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|.*)|import[ \t]+(.*))", re.M
 )
 _NAME = re.compile(r"[\w.]+")
-_RENDERERS = "report/"
-"""Imports in a function that renders a page take no part in a compile."""
+_RENDERERS = "report/"  # imports in a function that renders a page take no part in a compile
 _IMPORTED_LATER = re.compile(rf'"{_PACKAGE}\.([\w.]+):\w+"')
 
 
@@ -168,9 +167,8 @@ _SIDECAR_FORMAT = 1
 
 def write_sidecar(key: str, content: dict[str, Any]) -> bool:
     """Store a sidecar; False where the folder does not take it (read-only, full)."""
-    text = json.dumps(
-        {"format": _SIDECAR_FORMAT, "key": key, "content": content}, separators=(",", ":"), sort_keys=True
-    )
+    whole = {"format": _SIDECAR_FORMAT, "key": key, "content": content}
+    text = json.dumps(whole, separators=(",", ":"), sort_keys=True)
     path = _sidecar_path(key)
     temporary: str | None = None
     try:

@@ -132,9 +132,8 @@ def unsaveable(plan: Plan) -> tuple[Diagnostic, ...]:
         rule = plan.rule_of(row)
         asked, span = (f"`{rule.text}` cannot save", rule.span) if rule is not None else ("nothing can save", None)
         name, target = facts.names[row], facts.targets[row]
-        found.append(
-            UNSAVEABLE.diagnostic(span=span, asked=asked, name=name, target=target, reader=facts.names[reader])
-        )
+        reader_name = facts.names[reader]
+        found.append(UNSAVEABLE.diagnostic(span=span, asked=asked, name=name, target=target, reader=reader_name))
     return tuple(found)
 
 

@@ -19,8 +19,7 @@ from policylang.language.files import MAX_FILE, find_policy, policy_files, reaso
 from policylang.language.shown import logged
 from policylang.report.layout import fit
 
-_TICK = 1.0
-"""Seconds between updates of the line that shows what a command does."""
+_TICK = 1.0  # seconds between updates of the line that shows what a command does
 
 
 class Exit(IntEnum):

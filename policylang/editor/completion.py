@@ -40,8 +40,7 @@ class WordPlace:
         return str(self.cursor.words[-1])
 
 
-_TOLD = 2
-"""Characters from which on parts of names are looked for as well as their beginnings."""
+_TOLD = 2  # characters from which on parts of names are looked for as well as their beginnings
 Offers = Callable[[WordPlace], Iterator[WordOffer]]
 
 
@@ -263,9 +262,8 @@ def _comment(file: Path) -> Article:
 def _in_its_place(cursor: Cursor, text: str) -> Meaning | None:
     """The meaning of a word of the language behind the words before it."""
     origin = StatementOrigin(Source("", text))
-    terminal = next(
-        (name for name, texts in terminal_texts().items() if text in texts and name in cursor.accepted), None
-    )
+    found = (name for name, texts in terminal_texts().items() if text in texts and name in cursor.accepted)
+    terminal = next(found, None)
     words = words_of(origin.source, 0, len(text))
     if terminal is not None:
         words = [Lexeme.make(terminal, text, 0, origin)]

@@ -47,8 +47,7 @@ from policylang.language.files import read_source
 from policylang.language.resources import installed_version
 from policylang.language.syntax import Device
 
-_POLL = 2.0
-"""Seconds between two looks at the files that open documents depend on."""
+_POLL = 2.0  # seconds between two looks at the files that open documents depend on
 _KEPT_HERE = (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_CLOSE)
 """Texts are held once: pygls would hold them too, and fail on a change to a document that was closed."""
 _EXPECTED = (JsonRpcContentModified, JsonRpcInvalidParams, JsonRpcRequestCancelled, BrokenPipeError)
@@ -143,11 +142,9 @@ class PolicyServer(LanguageServer):
 
     def _publish(self, state: State) -> None:
         document = state.document
-        self.text_document_publish_diagnostics(
-            types.PublishDiagnosticsParams(
-                document.uri, published(state, related=self.related), version=document.version
-            )
-        )
+        found = published(state, related=self.related)
+        params = types.PublishDiagnosticsParams(document.uri, found, version=document.version)
+        self.text_document_publish_diagnostics(params)
 
     def _refresh(self, state: State) -> None:
         """Figures are there that were not when the client asked for them last."""
@@ -196,8 +193,7 @@ class PolicyServer(LanguageServer):
         self.tell(str(error) or type(error).__name__)
 
 
-_IDLE = 0.1
-"""Seconds after which interrupted work is tried once more."""
+_IDLE = 0.1  # seconds after which interrupted work is tried once more
 T = TypeVar("T")
 
 

@@ -38,9 +38,8 @@ def modules_article(state: State, glob: str) -> Article:
         return Article()
     found = modules_of(selections.facts, glob)
     if not found:
-        return Article().say(
-            f"No module matches {code(glob)}; {with_code(nearest_paths_hint(glob, selections.facts))}."
-        )
+        hint = nearest_paths_hint(glob, selections.facts)
+        return Article().say(f"No module matches {code(glob)}; {with_code(hint)}.")
     nodes = sum(found.values())
     article = Article().say(f"{shown.counted(len(found), 'module')}, {shown.counted(nodes, 'forward node')} in them.")
     lines = [f"{code(module)}: {shown.counted(count, 'node')}" for module, count in list(found.items())[:_MOST_MODULES]]
@@ -207,9 +206,8 @@ def _of_word(state: State, word: syntax.Word) -> Article:
 
 
 def _group(state: State, let: syntax.Let, selector: syntax.Selector) -> Article:
-    article = (
-        Article().say("A group that every policy knows.", with_code(comment_above(let.span))).policy(let.span.text)
-    )
+    article = Article().say("A group that every policy knows.", with_code(comment_above(let.span)))
+    article.policy(let.span.text)
     if (found := denoted(state, selector)) is not None:
         selections, rows = found
         article.say(f"{_counted(rows, selections)}.").items(_by_operator(rows, selections.facts))
@@ -238,9 +236,8 @@ def _operator(state: State, operator: syntax.Operator) -> Article:
         article.say(f"In the groups {shown.joined([code(each) for each in groups])}." if len(groups) > 1 else
                     f"In the group {code(groups[0])}.")  # fmt: skip
     if people := traced_from(operator.name):
-        article.say(
-            f"What people call {shown.listed([code(each) for each in people], _MOST_NAMES)} may be traced as it."
-        )
+        said = shown.listed([code(each) for each in people], _MOST_NAMES)
+        article.say(f"What people call {said} may be traced as it.")
     return article
 
 
@@ -295,9 +292,8 @@ def _work(rows: Sequence[int], facts: Facts) -> str:
     uncounted = sorted({facts.uncounted[row] for row in rows if facts.uncounted[row]}) if facts.uncounted else []
     if uncounted:
         said = shown.joined([code(each) for each in uncounted])
-        return f"No FLOP formula counts {said}" + (
-            f"; the rest is {shown.format_quantity(flops, 'flops')}." if flops else "."
-        )
+        rest = f"; the rest is {shown.format_quantity(flops, 'flops')}" if flops else ""
+        return f"No FLOP formula counts {said}{rest}."
     return f"{shown.format_quantity(flops, 'flops')} in all." if flops else "It multiplies nothing: no FLOPs."
 
 

@@ -196,9 +196,8 @@ def part_lines(counts: Sequence[str]) -> list[str]:
 def backward_counts(facts: Facts) -> Mapping[str, int]:
     """Operator in full to how many backward nodes call it."""
     phases, ops, targets = facts.phases, facts.ops, facts.targets
-    return Counter(
-        targets[row] for row in range(len(facts)) if phases[row] == Phase.BACKWARD and ops[row] == "call_function"
-    )
+    backward = (row for row, phase in enumerate(phases) if phase == Phase.BACKWARD)
+    return Counter(targets[row] for row in backward if ops[row] == "call_function")
 
 
 def forget_snapshots() -> None:
@@ -595,9 +594,8 @@ def _scheduling(graph: GraphState, found: Communication, line: LineInOrder) -> A
     article.items(with_code(each) for each in (*proof_texts(line), *left_texts(line)))
     for what, names in (("picks", line.matched), ("moves", line.moved)):
         if names:
-            article.say(
-                f"It {what} {shown.listed([code(name) for name in names[:_MOST_NAMES]], _MOST_NAMES, len(names))}."
-            )
+            listed = shown.listed([code(name) for name in names[:_MOST_NAMES]], _MOST_NAMES, len(names))
+            article.say(f"It {what} {listed}.")
     if not graph.knows("order") and found.device is not None:
         article.say("Its worth is still being computed.")
     return article

@@ -116,10 +116,8 @@ _OTHERS = (
 _COUNTING = frozenset(("FIRST", "LAST", "ORDINAL", "EVERY_NTH", "BUCKET", "EXACTLY", "LEAST", "MOST"))
 _SELDOM: dict[str, frozenset[str]] = {"per": _COUNTING, "from": frozenset(("EVERY_NTH",)), "up": frozenset()}
 """Words that mean nothing without one of these before them; they are last otherwise."""
-_ENDS = {"BUCKET": ("per block", "up to"), "OVERLAP": ("up to", "within")}
-"""The last words of a statement."""
-_HEAD = ("policy", "requires", "include", "device", "blocks")
-"""The words that a file begins with."""
+_ENDS = {"BUCKET": ("per block", "up to"), "OVERLAP": ("up to", "within")}  # the last words of a statement
+_HEAD = ("policy", "requires", "include", "device", "blocks")  # the words that a file begins with
 
 
 def opener(cursor: Cursor) -> str:

@@ -77,9 +77,8 @@ class _Measurements:
             known = self._tensors.get((size, stride, dtype, device))
         except TypeError:  # symbolic sizes have no hash
             found = self._describe(tuple(graphs.hint(length) for length in size), None, dtype, device)
-            return (
-                found if not graphs.has_data_symbol(tensor) else found._replace(by_data=_by_data(size, dtype.itemsize))
-            )
+            by_data = _by_data(size, dtype.itemsize) if graphs.has_data_symbol(tensor) else found.by_data
+            return found._replace(by_data=by_data)
         if known is None:
             known = self._describe(tuple(size), stride, dtype, device)
             self._tensors[size, stride, dtype, device] = known

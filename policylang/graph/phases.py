@@ -198,9 +198,8 @@ def _alike(value: Any, placeholder: fx.Node) -> bool:
 def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
     """Each input's place among the inputs of the traced function: the parts of a tensor subclass share one."""
     places: dict[Any, int] = {}
-    wholes = [
-        node if (desc := node.meta.get("desc")) is None else graphs.underlying_input(desc) for node in placeholders
-    ]
+    descs = ((node, node.meta.get("desc")) for node in placeholders)
+    wholes = [node if desc is None else graphs.underlying_input(desc) for node, desc in descs]
     return {node: places.setdefault(whole, len(places)) for node, whole in zip(placeholders, wholes, strict=True)}
 
 

@@ -232,8 +232,7 @@ NOT_RECORDED = "APL357"
 _GZIP = b"\x1f\x8b"
 _UNPACKED, _ANY_BYTES = 128, 1 << 23
 """Bytes for each byte of a file that is packed, and of any: recordings unpack to some twenty times their size."""
-_ANY_NODES = 1 << 14
-"""Beside one for each byte of the file."""
+_ANY_NODES = 1 << 14  # beside one for each byte of the file
 _FIELDS = ("name", "op", "target", "args", "kwargs", "val", "meta")
 
 

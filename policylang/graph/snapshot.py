@@ -47,21 +47,17 @@ MOST_BYTES = 1 << 27
 _UNPACKED, _ANY_BYTES = 256, 1 << 23
 """The most bytes per byte of a file, beside the allowance of every graph: opening a small file costs no more than a
 small graph. Equal blocks of a model need a fifth of that."""
-_MOST_MEMORY = 1 << 26
-"""The decompressor's limit."""
+_MOST_MEMORY = 1 << 26  # the decompressor's limit
 _EDGES, _CHARACTERS, _SLACK = 16, 128, 1 << 20
 """The most reads of a node and characters of a name, on average; and how much more any graph may have of either."""
-_LONGEST_NUMBER = 9
-"""Digits of the number at the end of a name; a longer one is part of the name."""
+_LONGEST_NUMBER = 9  # digits of the number at the end of a name; a longer one is part of the name
 _UPDATE = "update policylang, or write the snapshot again"
 _MAKE_AGAIN = (
     "make it again with this policylang: `policylang snapshot MODULE:FUNCTION -o FILE`, or `policylang import` of a "
     "recorded graph"
 )
-_NUMBERS = "name_numbers"
-"""The second of the two columns that hold the names."""
-_BACK = "back"
-"""The key under which an argument that is a node has the distance to its row."""
+_NUMBERS = "name_numbers"  # the second of the two columns that hold the names
+_BACK = "back"  # the key under which an argument that is a node has the distance to its row
 
 
 class DamagedError(Exception):

@@ -278,5 +278,4 @@ _KEYS: Mapping[str, tuple[Callable[[str], Any] | None, str]] = {
     "note": (_any_text, "the name of an annotation: `note=ap_must_save`"),
 }
 """The keys of a line: the parser of the value (None: a node), and an example."""
-_ARGUMENT = {"follows": "owner", "name": "input_name"}
-"""The builder's argument, where it has another name than the key."""
+_ARGUMENT = {"follows": "owner", "name": "input_name"}  # the builder's argument, where it has another name than the key

@@ -44,10 +44,8 @@ _BUNDLED = re.compile(r"include\s*(?P<word><[\w.-]*)")
 _REST_OF_BUNDLED = re.compile(r"[\w.-]*>?")
 _DEVICE = re.compile(r"device[^\S\n]+(?P<word>[\w.+-]+)")
 _REST_OF_DEVICE = re.compile(r"[\w.+-]*")
-_MOST_BEFORE_SELECTOR = 2
-"""Words before which a statement's opener may still be a name."""
-_MOST_SKIPPED = 16
-"""Characters of one statement that no word has and that are passed over."""
+_MOST_BEFORE_SELECTOR = 2  # words before which a statement's opener may still be a name
+_MOST_SKIPPED = 16  # characters of one statement that no word has and that are passed over
 
 
 @frozen

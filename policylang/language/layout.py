@@ -111,9 +111,8 @@ def _lines(source: Source) -> list[_Line]:
         if piece.is_comment:
             line.comment = _CROWDED.sub("# ", text.rstrip(), count=1)
             if not starts:
-                line.column = len(
-                    source.text[source.text.rfind("\n", 0, piece.start) + 1 : piece.start].expandtabs(_TAB)
-                )
+                start = source.text.rfind("\n", 0, piece.start) + 1
+                line.column = len(source.text[start : piece.start].expandtabs(_TAB))
         else:
             if not starts and text == ")" and all(word == ")" for word in line.words):
                 line.depth -= 1

@@ -31,8 +31,7 @@ from policylang.language.syntax import Scope
 TABLE = data_file("grammar_table.json")
 _PAIRS = "#"
 _OPTIONS: dict[str, Any] = {"parser": "lalr", "lexer": "basic", "keep_all_tokens": True, "maybe_placeholders": False}
-_A_TEXT = re.compile(r"[a-z_]+(?: [a-z0-9_]+)*|[^\w\s()\[\]]+")
-"""A word or two of the language, or a sign."""
+_A_TEXT = re.compile(r"[a-z_]+(?: [a-z0-9_]+)*|[^\w\s()\[\]]+")  # a word or two of the language, or a sign
 
 
 def parser_of(transformer: object) -> Lark:

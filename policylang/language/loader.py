@@ -301,9 +301,8 @@ class _Resolver:
     def _others(self, selector: syntax.Selector) -> Iterator[syntax.Selector]:
         """The words of a selector that pick, whatever the graph, something else than collectives. What `where`, a chain
         or an `and` leaves of a selector is not known."""
-        pending: list[tuple[syntax.Selector, syntax.Reference | None]] = [
-            (selector, None)
-        ]  # and the name that leads to it
+        # each with the name that leads to it
+        pending: list[tuple[syntax.Selector, syntax.Reference | None]] = [(selector, None)]
         seen: set[str] = set()
         while pending:
             current, named = pending.pop()
@@ -400,8 +399,7 @@ class _Resolver:
             check_path_glob(statement.glob, statement.span, self.diagnostics.append)
 
 
-_BYTE_ORDER_MARK = "\ufeff"
-"""Some editors on Windows begin a file with it."""
+_BYTE_ORDER_MARK = "\ufeff"  # some editors on Windows begin a file with it
 _ABOUT_WHAT_IS_MISSING = {"APL110", "APL207"}
 """Warnings that nothing uses a name, or that there is no rule: a statement that could not be read may be what does."""
 

@@ -23,8 +23,7 @@ Replacement = str | Callable[[re.Match[str]], str | Sequence[str]]
 Reads = Callable[[str], int | None]
 """Returns the offset at which a text cannot be read any further; None if all of it can."""
 
-_LONGEST = 600
-"""Characters of a statement that is looked at: nobody misplaces a word in a longer one and wonders why."""
+_LONGEST = 600  # characters of a statement that is looked at: nobody misplaces a word in a longer one and wonders why
 _COMMENT = re.compile(r'"[^"\n]*"|(?P<comment>#[^\n]*)')
 
 

@@ -131,7 +131,15 @@ MODULES = frozenset(
 """Names of modules in models that no operator has."""
 
 _PYTHON = (
-    *("torch.nn.functional.", "torch.nn.", "nn.functional.", "functional.", "nn.", "F.", "torch.", "Tensor.", "np."),
+    "torch.nn.functional.",
+    "torch.nn.",
+    "nn.functional.",
+    "functional.",
+    "nn.",
+    "F.",
+    "torch.",
+    "Tensor.",
+    "np.",
 )
 
 
@@ -210,9 +218,8 @@ def doubtful_selectors(rule: syntax.Rule | syntax.Bucket | syntax.Scheduling) ->
         return
     inside = list(walk(rule.selector))
     leaves = [part for part in inside if not parts(part)]
-    bare = [
-        leaf.name for leaf in leaves if isinstance(leaf, syntax.Operator) and leaf.namespace is leaf.overload is None
-    ]
+    operators = (leaf for leaf in leaves if isinstance(leaf, syntax.Operator))
+    bare = [leaf.name for leaf in operators if leaf.namespace is leaf.overload is None]
     if len(bare) == len(leaves) and NEVER_TRACED.issuperset(bare):
         for name, leaf in zip(bare, leaves, strict=True):
             texts = usual_forms(name)
@@ -237,8 +244,7 @@ _COLLECTIVES = frozenset(("communication", "communications", "comm", "comms", "c
 _REGISTERED = (
     "a custom operator is known from a graph that calls it, `--graph`, or once its module is imported, `--import`"
 )
-_MAX_SUGGESTIONS = 50
-"""Unknown words of one policy that get a did-you-mean: it costs milliseconds each."""
+_MAX_SUGGESTIONS = 50  # unknown words of one policy that get a did-you-mean: it costs milliseconds each
 
 
 @define

@@ -215,8 +215,7 @@ def _way_out(word: Lexeme, reserved: bool, expected: frozenset[str]) -> tuple[st
     return None, ()
 
 
-_LONGEST = 600
-"""Characters of a statement whose fixes are tried, each by parsing it."""
+_LONGEST = 600  # characters of a statement whose fixes are tried, each by parsing it
 _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013", "APL114"))
 """Codes of diagnostics that a common mistake may replace."""
 

@@ -348,9 +348,8 @@ def fit_quantity(measured: str, value: Quantity, report: Report) -> Quantity:
     examples = {**_EXAMPLE_FIGURES, "fraction": "`20% of forward`"} if shares else _EXAMPLE_FIGURES
     wanted = " or ".join(shown.DIMENSION_NAMES[dimension] for dimension in dimensions)
     subject, relation = (_CUT, "is counted in") if measured == _CUT else (f"`{measured}`", "is compared with")
-    message = (
-        f"{subject} {relation} {wanted}, not {relation.rpartition(' ')[2]} {shown.DIMENSION_NAMES[value.dimension]}"
-    )
+    named = shown.DIMENSION_NAMES[value.dimension]
+    message = f"{subject} {relation} {wanted}, not {relation.rpartition(' ')[2]} {named}"
     help = f"write a figure such as {' or '.join(examples[dimension] for dimension in dimensions)}"
     report(diagnose("APL201", message, value.span, help=help))
     return value

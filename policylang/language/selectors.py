@@ -122,8 +122,7 @@ def _fields_of(node: type, kind: str) -> tuple[str, ...]:
     return tuple(each.name for each in fields(node) if kind in str(each.type))
 
 
-_OPEN = syntax.Everything()
-"""Placeholder for the operand of a prefix or filter until its phrase is complete."""
+_OPEN = syntax.Everything()  # placeholder for the operand of a prefix or filter until its phrase is complete
 
 
 @frozen
@@ -271,9 +270,8 @@ class SelectorRules(PredicateRules):
         return syntax.InBlock(_OPEN, syntax.BlockSet("range", low=low, high=high), False, span=span)
 
     def in_first_last(self, span: Span, word: Any, *rest: Lexeme) -> syntax.InBlock:
-        return syntax.InBlock(
-            _OPEN, syntax.BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1), False, span=span
-        )
+        blocks = syntax.BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1)
+        return syntax.InBlock(_OPEN, blocks, False, span=span)
 
     def in_share(self, span: Span, word: Any, *rest: Lexeme) -> syntax.InBlock:
         share = Fraction(1, 2) if rest[0].type == "HALF_OF" else share_of(rest[0], rest[0].span.to(rest[1].span))
@@ -281,9 +279,8 @@ class SelectorRules(PredicateRules):
 
     def in_every(self, span: Span, word: Lexeme, _blocks: Lexeme, *start: Lexeme) -> syntax.InBlock:
         n = position(word)
-        return syntax.InBlock(
-            _OPEN, syntax.BlockSet("every", n=n, start=position(start[1]) if start else n), False, span=span
-        )
+        blocks = syntax.BlockSet("every", n=n, start=position(start[1]) if start else n)
+        return syntax.InBlock(_OPEN, blocks, False, span=span)
 
     def in_nth(self, span: Span, word: Lexeme, _block: Lexeme) -> syntax.InBlock:
         at = position(word) - 1

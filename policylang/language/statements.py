@@ -42,9 +42,8 @@ from policylang.language.shown import ALIASES, did_you_mean, joined, nearest
 LANGUAGE_VERSION = (0, 2)
 """The version of the language that this package reads: what ``requires policylang`` is compared with."""
 _SYNONYMS = {syntax.Action.SAVE: "must_save", syntax.Action.RECOMPUTE: "prefer_recompute"}
-ACTIONS = {
-    word: action for action in syntax.Action for word in (action.word, _SYNONYMS.get(action)) if word is not None
-}
+_SPELLED = ((word, action) for action in syntax.Action for word in (action.word, _SYNONYMS.get(action)))
+ACTIONS = {word: action for word, action in _SPELLED if word is not None}
 FATES: tuple[str, ...] = get_args(get_type_hints(syntax.Undecided)["fate"])
 FIGURES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
 OUTCOMES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectFate)["fate"])
@@ -618,9 +617,8 @@ class _LimitRules(SelectorRules):
         dtype = ALIASES.get(name, str(name))
         if dtype not in syntax.NARROW_BYTES:
             message = f"nothing is kept as `{name}`"
-            name.misnamed(
-                "APL115", message, syntax.NARROW_BYTES, f"values are narrowed to {joined([*syntax.NARROW_BYTES])}"
-            )
+            forms = f"values are narrowed to {joined([*syntax.NARROW_BYTES])}"
+            name.misnamed("APL115", message, syntax.NARROW_BYTES, forms)
         elif syntax.NARROW_BYTES[dtype] == 1 and per_row is None:
             message, good = f"`{dtype}` has too few bits for values of any size: it needs a scale", f"{dtype} per row"
             name.report("APL116", message, help=f"write `{good}`", write=[good])
@@ -678,9 +676,8 @@ def _callback(kind: StatementKind) -> Callable[..., syntax.Statement]:
     return build
 
 
-StatementRules = predicates.spanned(
-    type("StatementRules", (_LimitRules,), {kind.rule: _callback(kind) for kind in KINDS})
-)
+_CALLBACKS = {kind.rule: _callback(kind) for kind in KINDS}
+StatementRules = predicates.spanned(type("StatementRules", (_LimitRules,), _CALLBACKS))
 """The rules of the grammar from ``start`` down; a statement is built from the words of its rule."""
 
 

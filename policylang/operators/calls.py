@@ -136,9 +136,8 @@ def draws_random(operator: OperatorInfo, node: fx.Node) -> bool:
 
 def group_name(operator: OperatorInfo, node: fx.Node) -> str:
     """The process group of a collective; empty if the call does not name it."""
-    names = (
-        value if isinstance(value, str) else graphs.name_of_group(value) for value in argument(node, operator.group)
-    )
+    values = argument(node, operator.group)
+    names = (value if isinstance(value, str) else graphs.name_of_group(value) for value in values)
     return next(filter(None, names), "")
 
 

@@ -489,9 +489,8 @@ def _read(target: str, arguments: tuple[Any, ...], shape: Lengths | None) -> Mov
 
 def _movedim(shape: Lengths, sources: Any, destinations: Any) -> Move:
     rank = len(shape)
-    froms, tos = (
-        [dim % rank for dim in (dims if isinstance(dims, tuple) else (dims,))] for dims in (sources, destinations)
-    )
+    as_tuples = (dims if isinstance(dims, tuple) else (dims,) for dims in (sources, destinations))
+    froms, tos = ([dim % rank for dim in dims] for dims in as_tuples)
     moved = dict(zip(tos, froms, strict=True))
     free = iter([dim for dim in range(rank) if dim not in froms])
     return Permute(tuple([moved[dim] if dim in moved else next(free) for dim in range(rank)]))

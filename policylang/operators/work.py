@@ -288,8 +288,7 @@ _ONCE = frozenset(
     )
 )
 """Higher-order operators that run their first graph once."""
-_EACH = frozenset(("map_impl", "scan"))
-"""Those that run it for each element of the first dimension."""
+_EACH = frozenset(("map_impl", "scan"))  # those that run it for each element of the first dimension
 _POINTWISE = frozenset(("print", "inline_asm_elementwise", "foreach_map"))
 
 

@@ -60,9 +60,8 @@ def matches_nothing(rule: Rule, selections: Selections, *, of_weights: bool = Fa
         details=no_match.part_counts(rule.selector, selections),
         fixes=fixes,
     )
-    return evolve(
-        found, cause=diagnostics.GATHERS_NOTHING if of_weights else no_match.missing_parts(rule.selector, selections)
-    )
+    missing = diagnostics.GATHERS_NOTHING if of_weights else no_match.missing_parts(rule.selector, selections)
+    return evolve(found, cause=missing)
 
 
 def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Diagnostic:

@@ -58,12 +58,9 @@ def speaks_of_blocks(statement: Rule | Expectation, policy: Policy) -> bool:
     if isinstance(statement, syntax.ExpectCount) and statement.scope is syntax.Scope.BLOCK:
         return True
     parts = with_lets(policy, *selectors_of([statement]))
-    scoped = any(
-        isinstance(part, syntax.InBlock) or getattr(part, "scope", None) is syntax.Scope.BLOCK for part in parts
-    )
-    return scoped or any(
-        isinstance(test, syntax.Is) and test.name == "crosses block" for test in tests_of(policy, statement)
-    )
+    blocks = (isinstance(each, syntax.InBlock) or getattr(each, "scope", None) is syntax.Scope.BLOCK for each in parts)
+    tests = (isinstance(each, syntax.Is) and each.name == "crosses block" for each in tests_of(policy, statement))
+    return any(blocks) or any(tests)
 
 
 def _name_of_a_block(policy: Policy) -> str:

@@ -103,9 +103,8 @@ def measured(timings: trials.Timings, name: str, dtype: str, capacity: int | Non
     bandwidth = _rate(timings.of_key(trials.STREAM), overhead)
     if bandwidth is None or not compute:
         return None
-    fused_seconds, unfused = (
-        sum(timing.seconds for _, timing in timings.of_key(key)) for key in (trials.FUSED, trials.UNFUSED)
-    )
+    of_key, kinds = timings.of_key, (trials.FUSED, trials.UNFUSED)
+    fused_seconds, unfused = (sum(timing.seconds for _, timing in of_key(key)) for key in kinds)
     rates = [
         trial.work / timing.seconds
         for key in (trials.TO_HOST, trials.FROM_HOST)
@@ -162,9 +161,8 @@ def _share(timings: trials.Timings, kind: str, rate: Rate | None, overhead: floa
 def _operators(timings: trials.Timings, overhead: float) -> dict[str, float]:
     def reached(name: str) -> float:
         timed = timings.of_key(trials.BEFORE + name)
-        return max(
-            (trial.work / max(timing.seconds - overhead, timing.seconds / 2) for trial, timing in timed), default=0
-        )
+        rates = (trial.work / max(timing.seconds - overhead, timing.seconds / 2) for trial, timing in timed)
+        return max(rates, default=0)
 
     stream = reached("mul")
     return {
@@ -388,9 +386,8 @@ def table_text(groups: Sequence[MeasuredGroup]) -> str:
     ]
     widths = [max(len(row[at]) for row in (head, *body)) for at in range(len(head))]
     lines = [head, tuple("-" * width for width in widths), *body]
-    return "".join(
-        "  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)) + "\n" for line in lines
-    )
+    padded = (zip(line, widths, strict=True) for line in lines)
+    return "".join("  ".join(word.rjust(width) for word, width in row) + "\n" for row in padded)
 
 
 def number(figure: float) -> str:

@@ -106,14 +106,12 @@ def _unlike_plans(pair: Pair, one: StepContent, two: StepContent, messages: Mapp
             [line for line in each.policy.splitlines() if line.startswith(("device ", "# "))] for each in (one, two)
         ]
         devices = _first_unlike(pair, *by_device)
-        decisions = [
-            f"rank {rank} {row.did}{f': {row.by}' if row.by else ''}" for rank, row in zip(pair, decided, strict=True)
-        ]
+        both = zip(pair, decided, strict=True)
+        decisions = [f"rank {rank} {row.did}{f': {row.by}' if row.by else ''}" for rank, row in both]
         details = (*decisions, *devices, *rewrites, *parties)
         help = f"{_SAME_FILE}, and let no rule depend on a size that differs between ranks"
-        rules = {
-            messages[rank].policy: row.rule for rank, row in ((right, theirs), (left, ours)) if row.rule is not None
-        }
+        by_rank = ((right, theirs), (left, ours))
+        rules = {messages[rank].policy: row.rule for rank, row in by_rank if row.rule is not None}
         return diagnose(DECIDED, message, help=help, details=details), rules
     if one.recomputed != two.recomputed:
         at = next(at for at, pair in enumerate(zip_longest(one.recomputed, two.recomputed)) if pair[0] != pair[1])
@@ -282,9 +280,8 @@ def _parties(messages: Mapping[int, RankMessage], pair: Pair) -> tuple[str, ...]
 def _first_unlike(pair: Pair, ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, ...]:
     """The first lines in which two ranks differ, one a rank; empty where all are alike."""
     lines = next((both for both in zip_longest(ours, theirs, fillvalue="") if both[0] != both[1]), ())
-    return tuple(
-        f"rank {rank} has {f'`{line}`' if line else 'nothing there'}" for rank, line in zip(pair, lines, strict=False)
-    )
+    both = zip(pair, lines, strict=False)
+    return tuple(f"rank {rank} has {f'`{line}`' if line else 'nothing there'}" for rank, line in both)
 
 
 def _has(rank: int, row: ComparedNode | None) -> str:

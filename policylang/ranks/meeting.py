@@ -48,10 +48,8 @@ from policylang.torch_compat import distributed
 
 SWITCH = "POLICYLANG_AGREE"
 PREFIX = "policylang"
-_MOST = 7 << 20
-"""Bytes in one value of a store, which takes 8 MiB."""
-_KEPT = 8
-"""Absences that are repeated with every message."""
+_MOST = 7 << 20  # bytes in one value of a store, which takes 8 MiB
+_KEPT = 8  # absences that are repeated with every message
 _REASON = 1000
 _T = TypeVar("_T")
 
@@ -188,9 +186,8 @@ class MessageStore:
     def be_absent(self, topic: str, graph: str, reason: str) -> None:
         """Report that this rank takes no part in what others may compare (see :class:`Absence`)."""
         history, said = self.history, reason.partition("\n")[0][:_REASON]
-        added = rank_account.Absence(
-            uuid.uuid4().hex, self.rank, topic, history.come_to(topic) if topic else 0, graph, said
-        )
+        epoch = history.come_to(topic) if topic else 0
+        added = rank_account.Absence(uuid.uuid4().hex, self.rank, topic, epoch, graph, said)
         history.absences = (*history.absences, added)[-_KEPT:]
         self.say(RankStatus("stopped" if added.stopped else "uncompared", said, history.absences))
 
@@ -202,8 +199,7 @@ def _read(how: Callable[[type[_T], bytes], _T], kind: type[_T], key: str, data: 
         raise StoreFailure(differences.unreadable(key, str(error)), False) from error
 
 
-_current: dict[int, MessageStore] = {}
-"""By rank: a process may play several in threads."""
+_current: dict[int, MessageStore] = {}  # by rank: a process may play several in threads
 
 
 def message_store() -> MessageStore | None:
@@ -221,16 +217,14 @@ def message_store() -> MessageStore | None:
 
 NOTICE = 10.0
 """Seconds after which a rank reports whom it waits for; then whenever it has waited twice as long."""
-_LOOK = 0.25
-"""Seconds between two looks at why a rank has not sent anything yet."""
+_LOOK = 0.25  # seconds between two looks at why a rank has not sent anything yet
 _FEW = 32
 """Ranks that are looked at one by one. Where more are awaited, looks become rarer: a thousand that wait for a thousand
 others would bring the store down."""
 _LONGEST = 4.0
 _CIRCLE = 4
 """Consecutive polls after which ranks that wait for each other get that error: a better reason may arrive before."""
-_REPLY = 20.0
-"""Seconds to wait for the text of a rank that has sent a digest."""
+_REPLY = 20.0  # seconds to wait for the text of a rank that has sent a digest
 
 log = logging.getLogger("policylang.ranks")
 
@@ -269,15 +263,13 @@ class Meeting:
     keys: tuple[rank_account.MeetingKey, ...] = ()
     _step: int = 0
     _mine: RankMessage = field(init=False)
-    _messages: dict[int, RankMessage] = field(factory=dict)
-    """The last that were read, by rank."""
+    _messages: dict[int, RankMessage] = field(factory=dict)  # the last that were read, by rank
     _reached: dict[rank_account.MeetingKey, RankMessage] = field(factory=dict)
     """All connected keys, and the message that names each."""
     _awaited: dict[int, rank_account.MeetingKey] = field(factory=dict)
     """The ranks that have not sent anything yet, and a key under which they will."""
     _sent: list[str] = field(factory=list)
-    _waits: bool = False
-    """It has sent its epoch."""
+    _waits: bool = False  # it has sent its epoch
     _circle: tuple[tuple[str, ...], int] = ((), 0)
     """The messages that ranks wait for in a circle, and in how many looks on end they have been the same."""
 
@@ -445,9 +437,8 @@ class Meeting:
                 if rank not in self._messages:
                     self._awaited[rank] = key
                 elif key not in self._messages[rank].keys:
-                    raise _Ended(
-                        rank_account.EndOfComparison.of(differences.not_shared(self._messages[rank], key, message))
-                    )
+                    found = differences.not_shared(self._messages[rank], key, message)
+                    raise _Ended(rank_account.EndOfComparison.of(found))
 
     # --- why somebody has not come ---
 
@@ -480,9 +471,8 @@ class Meeting:
     def _check_absences(self, absences: Sequence[rank_account.Absence]) -> None:
         for absence in absences:
             if absence.id not in self.store.history.told and self._mine.misses(absence):
-                raise _Ended(
-                    rank_account.EndOfComparison.of(differences.absent(self._mine, absence), absence=absence.id)
-                )
+                found = differences.absent(self._mine, absence)
+                raise _Ended(rank_account.EndOfComparison.of(found, absence=absence.id))
 
     def _look_for_circle(self, first: int) -> None:
         """Raises where the ranks that are waited for, each for its first, wait for each other, for some looks on end.

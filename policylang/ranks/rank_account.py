@@ -33,8 +33,7 @@ from policylang.planning.value_outcome import Decision, Why
 
 LONGEST = 1 << 20
 """Bytes of a message. Whatever is longer was not written by policylang, and is not read."""
-_LARGEST = 1 << 28
-"""Bytes of decompressed text."""
+_LARGEST = 1 << 28  # bytes of decompressed text
 _T = TypeVar("_T")
 
 

@@ -54,9 +54,8 @@ class CheckResult:
     def expectations(self) -> tuple[tuple[str, ExpectationOutcome], ...]:
         """Every expectation on every graph: the graph's name, and the outcome."""
         names = [name for _ in range(len(self.plans) // max(len(self.graphs), 1)) for name in self.graphs]
-        return tuple(
-            (name, outcome) for name, plan in zip(names, self.plans, strict=True) for outcome in plan.expectations
-        )
+        planned = zip(names, self.plans, strict=True)
+        return tuple((name, outcome) for name, plan in planned for outcome in plan.expectations)
 
     @property
     def errors(self) -> int:
@@ -77,8 +76,7 @@ class CheckResult:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-_WINDOW = 100
-"""The columns of a source line that are shown; of a longer one, those around the span."""
+_WINDOW = 100  # the columns of a source line that are shown; of a longer one, those around the span
 _NARROWEST = 16
 _TAB = 4
 

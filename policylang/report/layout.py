@@ -18,14 +18,10 @@ if TYPE_CHECKING:
     from policylang.simulation.streams import Lanes, StepTime
 
 
-_COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)
-"""0 for as many as needed; None if not set."""
-_NARROWEST = 8
-"""The least width of a cell that is shortened."""
-_READABLE = 18
-"""The width of a text cell below which columns that can be spared are dropped first."""
-_LEAST = 20
-"""The least width of the whole text."""
+_COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)  # 0 for as many as needed; None if not set
+_NARROWEST = 8  # the least width of a cell that is shortened
+_READABLE = 18  # the width of a text cell below which columns that can be spared are dropped first
+_LEAST = 20  # the least width of the whole text
 _BETWEEN = 2
 _EXCERPT = re.compile(r"\s*\d*\s*\|(\s|$)")
 _HANGS = re.compile(r"\s*(?:= |[-*] )?")

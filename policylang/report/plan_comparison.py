@@ -26,8 +26,7 @@ _COUNTS = ("forward", "backward", "bytes", "FLOPs")
 _TIMES = ("time", "backward time")
 _LONGEST_SHAPE = 24
 _REGION = "region "
-_READABLE = 27
-"""The width below which names of operators, modules and blocks make room for themselves."""
+_READABLE = 27  # the width below which names of operators, modules and blocks make room for themselves
 _NOTE = "bytes and FLOPs are those of the forward; a view has no bytes of its own"
 
 
@@ -251,9 +250,8 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
         cells[at - 1 : at] = shown.format_quantity(each.recompute, "seconds"), share_text(each.recompute, tuned)
         rows.append(["->" if chosen and each == tuned.chosen else "", *cells, shown.shortened(phrase, _LONGEST)])
     subject = found.subject
-    heading = (
-        f"{len(tuned.table)} policies for {subject.called} on {subject.device}, none better in both memory and time"
-    )
+    policies = f"{len(tuned.table)} policies for {subject.called} on {subject.device}"
+    heading = f"{policies}, none better in both memory and time"
     spare = at + 1, head.index("step"), head.index("saved")
     return f"{heading}\n\n{table(rows, right=range(1, len(head) - 1), spare=spare, readable=36)}"
 
@@ -463,9 +461,8 @@ def _notes(found: compare.PlanComparison) -> list[str]:
     notes = []
     if unsettled := [word for word, side in sides if not side.settled]:
         notes.append(f"{shown.joined(unsettled)}: without what is left to PyTorch's partitioner")
-    if calls := [
-        f"{word}: recomputed without {shown.uncounted_text(side.uncounted)}" for word, side in sides if side.uncounted
-    ]:
+    uncounted = ((word, shown.uncounted_text(side.uncounted)) for word, side in sides if side.uncounted)
+    if calls := [f"{word}: recomputed without {text}" for word, text in uncounted]:
         notes.append("\n".join(calls))
     if _times(found.old, found.new):
         devices = [device_text(side.device or "", side.priced_by_bytes, f"times {word}") for word, side in sides]

@@ -351,9 +351,8 @@ def _at_peak_section(found: breakdown.PeakValues) -> Markup:
         share = format_quantity(found.rest_bytes / found.bytes, "fraction")
         values.append((bytes_text(found.rest_bytes), share, rest, *[""] * (len(plan_text.VALUES_HEAD) - 3)))
     largest = counted(len(found.values), "largest value")
-    by_line = rows_table(
-        plan_text.SHARES_HEAD, (plan_text.share_row(each, found) for each in found.shares), range(3), "by line"
-    )
+    shares = (plan_text.share_row(each, found) for each in found.shares)
+    by_line = rows_table(plan_text.SHARES_HEAD, shares, range(3), "by line")
     by_value = rows_table(plan_text.VALUES_HEAD, values, range(2), f"the {largest}")
     return fragment(element("p", plan_text.highest_moment_text(found), class_="hint"), by_line, by_value)
 

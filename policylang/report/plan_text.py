@@ -28,11 +28,9 @@ BOUNDED_BY = {
 _LONGEST_LINE = 72
 _MOST_EXPOSED = 20
 _MOST_NAMES = 2
-_NUMBER = re.compile(r"_\d+\b")
-"""At the end of a node's name."""
+_NUMBER = re.compile(r"_\d+\b")  # at the end of a node's name
 _MOST_REASONS = 4
-_WIDEST_ORDER = 160
-"""The columns of a table in a pipe or a file."""
+_WIDEST_ORDER = 160  # the columns of a table in a pipe or a file
 _HEAD = ("exposed", "", "each", "takes", "collective", "kind", "bytes", "group", "block", "bounded by", "line")
 
 
@@ -85,9 +83,8 @@ def order_notes(found: Communication) -> list[str]:
     """The lower bound, the barriers, and what is unknown without a device."""
     said = []
     if seconds_text(found.bound):
-        said.append(
-            f"no order of these collectives exposes less than {shown.format_quantity(found.bound or 0.0, 'seconds')}"
-        )
+        least = shown.format_quantity(found.bound or 0.0, "seconds")
+        said.append(f"no order of these collectives exposes less than {least}")
     if found.barriers:
         said.append(barriers_text(found.barriers))
     if found.planned.lanes is None:
@@ -243,13 +240,11 @@ def hidden_text(found: Communication) -> str:
 _LONGEST_RULE = 64
 _LONGEST_RULE_AT_PEAK = 72
 _LONGEST_SHAPE = 24
-_MOST_GROUPS = 8
-"""Lines that groups of equal blocks get where their values are not listed."""
+_MOST_GROUPS = 8  # lines that groups of equal blocks get where their values are not listed
 _READABLE_RULE = 28
 _MOST_WAITS = 2
 _REST = "every value: --values; as a page: --html plan.html"
-_WIDEST = 120
-"""The columns of a table in a pipe or a file."""
+_WIDEST = 120  # the columns of a table in a pipe or a file
 
 VALUES_HEAD = ("bytes", "share", "value", "operator", "module", "", "line", "made in step", "last needed in step")
 SHARES_HEAD = ("bytes", "share", "values", "", "line", "rule")
@@ -302,9 +297,8 @@ def _by_value(found: breakdown.PeakValues) -> str:
         last = "end" if each.last is None else f"{each.last.step:,}"
         values.append((*value_row(each, found)[:7], f"{made}–{last}"))
     if found.rest:
-        values.append(
-            (bytes_text(found.rest_bytes), _share(found.rest_bytes, found), f"{found.rest:,} smaller", *[""] * 5)
-        )
+        share = _share(found.rest_bytes, found)
+        values.append((bytes_text(found.rest_bytes), share, f"{found.rest:,} smaller", *[""] * 5))
     return table(values, right=range(2), ends=(2, 4), spare=(7, 3), unless_told=_WIDEST)
 
 

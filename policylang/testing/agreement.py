@@ -576,9 +576,8 @@ def compare_decisions(paths: Mapping[str, PathRun]) -> DecisionComparison:
         # The pairing of values between paths does not matter if all are decided alike, or none by a rule.
         matched = len({side.action for side in every}) == 1 or all(side.rule is None for side in every)
         if shared and lengths[0] != lengths[-1] and not matched:
-            folded = {
-                path: tuple(evolve(side, count=n) for side, n in Counter(each).items()) for path, each in found.items()
-            }
+            sums = {path: Counter(each).items() for path, each in found.items()}
+            folded = {path: tuple(evolve(side, count=n) for side, n in each) for path, each in sums.items()}
             differences.append(PathDifference(place, None, folded))
             continue
         for number in range(shared):

@@ -430,9 +430,8 @@ def run_files(paths: Sequence[str], cover: Sequence[str] = ()) -> TestResult:
         if os.path.isdir(name):
             help = "a policy test is a Markdown file with a policy in a fenced block, ```apl"
             if os.path.isfile(policy_files(name)[0]):  # most likely to be checked, or covered
-                help = (
-                    f"`policylang check {name}` checks its policies; with `--cover {name}`, tests have to exercise them"
-                )
+                covers = f"with `--cover {name}`, tests have to exercise them"
+                help = f"`policylang check {name}` checks its policies; {covers}"
             found.append(diagnose(NO_TESTS, f"the folder `{name}` holds no policy tests", help=help).found_in(name))
             continue
         source = read_source(Path(name), name)
@@ -475,9 +474,8 @@ class _File:
 
     def run(self) -> list[Diagnostic]:
         blocks = fences(self.source)
-        named = [
-            each for each in blocks if each.language == GRAPH and any(w.text not in _KINDS for w in each.words[1:])
-        ]
+        graphs = (each for each in blocks if each.language == GRAPH)
+        named = [each for each in graphs if any(word.text not in _KINDS for word in each.words[1:])]
         for fence in (*named, *(each for each in blocks if each not in named)):
             if fence.language == GRAPH:
                 self._draw(fence)

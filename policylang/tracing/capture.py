@@ -207,8 +207,7 @@ def _carrying(marked: dict[str, Any]) -> Iterator[None]:
         meta.update(outer)
 
 
-_LEAKS = (*TAGS, STACK, FORWARD_STACK)
-"""Metadata that a backward node may have of the call that surrounds it."""
+_LEAKS = (*TAGS, STACK, FORWARD_STACK)  # metadata that a backward node may have of the call that surrounds it
 _WORDS: dict[InputKind, Literal["parameter", "buffer"]] = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}
 GraphInput = tuple[InputKind, str]
 """The kind and the name of what a graph input is, or is part of."""
@@ -441,9 +440,8 @@ class WholeStep:
                 for hook in tracing.gradient_hooks(original):
                     tensor.register_hook(hook)
         left = iter(inputs)
-        batch = tracing.tree_unflatten(
-            [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec
-        )
+        leaves = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        batch = tracing.tree_unflatten(leaves, self.spec)
         with module_paths(self.model), step.substituted(self.model, self.state.tensors, own) as self.substitution:
             loss = self.loss_fn(self.model, *batch)
         parameters = dict(zip(self.state.parameters, own, strict=False))

@@ -260,9 +260,8 @@ def _flash(call: AttentionCall) -> Tensor:
 def _efficient(call: AttentionCall) -> Tensor:
     bias = None if call.mask is None else _aligned(_additive(call.mask, call.query.dtype, -math.inf), call)
     arguments = (*call.tensors, bias, call.trains, call.dropout, call.is_causal)
-    found: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_efficient_attention.default(
-        *arguments, scale=call.scale
-    )
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    found: tuple[Tensor, ...] = efficient(*arguments, scale=call.scale)
     return found[0]
 
 
@@ -354,9 +353,8 @@ def target_device(device: Device | None, capability: Capability | None = None) -
         )
     if kind == "cpu":
         if capability is not None:
-            raise problem(
-                UNKNOWN_DEVICE, "a compute capability belongs to a GPU", help="leave it out, or trace for `cuda`"
-            )
+            message = "a compute capability belongs to a GPU"
+            raise problem(UNKNOWN_DEVICE, message, help="leave it out, or trace for `cuda`")
         return TargetDevice(kind)
     if torch.version.hip is not None:
         raise problem(

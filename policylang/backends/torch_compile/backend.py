@@ -116,8 +116,7 @@ class PolicyPass(KeyedPass):
         path.apply(gm, self.policy, facts)
 
 
-_INDUCTOR = "inductor"
-"""Inductor's name for itself when it calls a partitioner."""
+_INDUCTOR = "inductor"  # inductor's name for itself when it calls a partitioner
 _THIS_PROCESS = uuid.uuid4().hex
 
 

@@ -137,9 +137,8 @@ def check_own(inner: object, root: object, agree: object) -> list[Diagnostic]:
     if inner not in _INNER:
         problems.append(_bad(f"unknown inner compiler `{inner}`", f"one of {', '.join(_INNER)}"))
     if not isinstance(root, str):
-        problems.append(
-            _bad(f"the option `root` is a module path, not a {type(root).__name__}", 'for example root="layers.0"')
-        )
+        kind = type(root).__name__
+        problems.append(_bad(f"the option `root` is a module path, not a {kind}", 'for example root="layers.0"'))
     if not isinstance(agree, bool):
         problems.append(_bad(f"the option `agree` is True or False, not a {type(agree).__name__}"))
     return problems
@@ -187,8 +186,7 @@ TAKEN_APART = Problem(
 )
 
 _LAST_PASS = "post_grad_custom_post_pass"
-_HARMLESS = frozenset({"reorder_for_peak_memory"})
-"""On by default, and what it moves it moves within what is binding."""
+_HARMLESS = frozenset({"reorder_for_peak_memory"})  # on by default, and what it moves it moves within what is binding
 
 
 class BindingOrder(KeyedPass):
@@ -229,9 +227,8 @@ def settings_to_keep(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]
     keep = compilers.settings_in_order()
     against = {name: value for name, value in keep.items() if name not in _HARMLESS}
     if asked := [name for name, value in against.items() if name in given and given[name] != value]:
-        raise PolicyMeaningError(
-            [OPTION_AGAINST_ORDER.diagnostic(span=_order_span(policy), name=name) for name in asked]
-        )
+        span = _order_span(policy)
+        raise PolicyMeaningError([OPTION_AGAINST_ORDER.diagnostic(span=span, name=name) for name in asked])
     unheard = [
         name for name, value in against.items()
         if name not in given and compilers.is_set(name) and compilers.setting(name) != value

@@ -176,9 +176,8 @@ def table_rows(source: Source) -> tuple[Row, ...] | Diagnostic:
         if _RULE.fullmatch(line) or line.lstrip().startswith("#"):
             continue
         if not columns:
-            columns = [
-                (float(at["size"]) * _BYTES_OF_UNIT[at["unit"]], _SECONDS[at["time"]]) for at in _COLUMN.finditer(line)
-            ]
+            found = _COLUMN.finditer(line)
+            columns = [(float(at["size"]) * _BYTES_OF_UNIT[at["unit"]], _SECONDS[at["time"]]) for at in found]
             if not columns:
                 if "Collective" not in line:  # no table at all, and perhaps nobody's to be shown
                     span = Span(Source(source.name, ""), 0, 0)
@@ -233,14 +232,12 @@ _WITH_UNIT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)
 _PREFIXES = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _KINDS = {dict: "a table", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 
-_Path = tuple[str | int, ...]
-"""``("network", 1, "latency")``: the names and numbers that lead to a figure."""
+_Path = tuple[str | int, ...]  # `("network", 1, "latency")`: the names and numbers that lead to a figure
 
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
-_Figure = Callable[[Any, str], _T]
-"""Reads what a key, of this name, is given; raises :class:`_Misread`."""
+_Figure = Callable[[Any, str], _T]  # reads what a key, of this name, is given; raises :class:`_Misread`
 
 
 class _Misread(Exception):

@@ -48,8 +48,7 @@ from policylang.planning.edits.proof import old_calls
 from policylang.planning.graph_edit import Edit, FusedGroup, Node, Refusal
 
 _STAYS = Flag.WRITES | Flag.RANDOM | Flag.SEED | Flag.EFFECTFUL | Flag.COLLECTIVE | Flag.COMPUTE
-_NAMESPACES = ("aten", "prims", "builtin", "math")
-"""Namespaces of operators that only compute their result."""
+_NAMESPACES = ("aten", "prims", "builtin", "math")  # namespaces of operators that only compute their result
 DEPENDS = "reads what another one of the bucket gives"
 _LAST = 1 << 60
 _NO_BLOCK = -1
@@ -209,17 +208,15 @@ class Serving:
         found, kept = array("l", self.block_of), bytearray(len(facts))
         order: dict[int, int] = {_NO_BLOCK: _NO_BLOCK}
         for row, owner in enumerate(facts.owners):
-            kept[row] = facts.ops[row] != "call_function" or (
-                passes[row] and all(kept[source] for source in facts.inputs[row])
-            )
+            passed_on = passes[row] and all(kept[source] for source in facts.inputs[row])
+            kept[row] = facts.ops[row] != "call_function" or passed_on
             if kept[row]:  # an input, mostly a parameter, or what only passes inputs on: it belongs to no block
                 found[row] = _NO_BLOCK
                 continue
             is_named = facts.modules[row] or facts.modules[owner] or facts.ac_regions[owner] is not None
             if found[row] == _NO_BLOCK and not is_named:
-                found[row] = max(
-                    (found[source] for source in facts.inputs[row]), key=order.__getitem__, default=_NO_BLOCK
-                )
+                blocks = (found[source] for source in facts.inputs[row])
+                found[row] = max(blocks, key=order.__getitem__, default=_NO_BLOCK)
             order.setdefault(found[row], len(order))
         return found
 

@@ -254,9 +254,8 @@ class ReplacedMemory:
         if facts.ops[root] != "call_function" or self.is_returned(root):
             for each in reach:
                 if self._is_output(each):
-                    raise RefusedError(
-                        f"returned: {facts.names[each]}", f"it would share memory with `{facts.names[root]}`"
-                    )
+                    shared = f"it would share memory with `{facts.names[root]}`"
+                    raise RefusedError(f"returned: {facts.names[each]}", shared)
 
     def is_returned(self, row: int) -> bool:
         """True if the graph returns a node or a view of it."""

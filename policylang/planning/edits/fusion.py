@@ -380,9 +380,8 @@ class GatherChains(ChainFusion):
         """By node of the chain, its readers outside: they can read this rank's part of the fused value. Only in the
         backward, where nothing is saved: a saved part would keep the whole value alive."""
         facts, inside = self.facts, set(chain.rows)
-        outside = {
-            row: [user for user in facts.users[row] if user not in inside] for row in chain.rows if row != chain.result
-        }
+        between = (row for row in chain.rows if row != chain.result)
+        outside = {row: [user for user in facts.users[row] if user not in inside] for row in between}
         readers = {row: users for row, users in outside.items() if users}
         for row, users in readers.items():
             for user in users:
@@ -392,9 +391,8 @@ class GatherChains(ChainFusion):
                     raise RefusedError(f"other consumer: {facts.names[user]}")
         for user in facts.users[chain.result] if readers else ():
             if facts.flags[user] & Flag.WRITES:
-                raise RefusedError(
-                    f"other consumer: {facts.names[next(iter(readers))]}", f"`{facts.names[user]}` writes"
-                )
+                consumer = facts.names[next(iter(readers))]
+                raise RefusedError(f"other consumer: {consumer}", f"`{facts.names[user]}` writes")
         return readers
 
     def _add_parts(

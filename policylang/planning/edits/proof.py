@@ -319,9 +319,8 @@ class Prover:
 def _prove(claimed: Equivalence) -> Proof | str:
     old, new, ranks = claimed.old, claimed.new, claimed.grid.ranks
     sizes = Sizes()
-    of_shape: dict[
-        tuple[int, ...], layouts.DigitLayout
-    ] = {}  # those of one shape are made small alike: they may be joined
+    # those of one shape are made small alike: they may be joined
+    of_shape: dict[tuple[int, ...], layouts.DigitLayout] = {}
     for name, shape in claimed.sources:
         if shape not in of_shape:
             of_shape[shape] = layouts.shard(shape, layouts.SHARD - len(sizes.values))

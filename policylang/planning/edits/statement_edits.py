@@ -35,8 +35,7 @@ from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Nod
 _KEPT = Flag.RECORDED_SAVED | Flag.RECORDED_OFFLOADED | Flag.BACKWARD_HOOK
 """What a new node copies from the one it is like, with that one's metadata."""
 _OF_CALL = Flag.VIEW | Flag.MULTI_OUTPUT | Flag.COMPUTE
-_HANDED_ON = Flag.FORWARD_OUTPUT | Flag.GRADIENT
-"""What the replacement of a value inherits from it."""
+_HANDED_ON = Flag.FORWARD_OUTPUT | Flag.GRADIENT  # what the replacement of a value inherits from it
 
 
 def edited(facts: Facts, edits: Sequence[Edit]) -> Facts:
@@ -234,9 +233,8 @@ def plan_edits(
     rejected: dict[str, str] = {}
     while True:
         consensus = ConsensusRound(ranks is not None, rejected)
-        found = _attempt(
-            policy, Setting(facts, 0, capabilities, {}, prover, facts.groups, consensus, select, glob, held)
-        )
+        setting = Setting(facts, 0, capabilities, {}, prover, facts.groups, consensus, select, glob, held)
+        found = _attempt(policy, setting)
         unshared = ranks.unshared(consensus.proposals) if ranks is not None else {}
         if not unshared:
             return found
@@ -255,9 +253,8 @@ def edit_diagnostics(policy: Policy, edits: Edits, before: Facts, capabilities: 
         mine = edits.of(number)
         if not mine.done and not statement.optional:
             is_error = isinstance(statement, Chunk) or not mine.refused
-            found.append(
-                _nothing(statement, before, mine.refused) if is_error else all_refused(statement, mine.refused)
-            )
+            why = _nothing(statement, before, mine.refused) if is_error else all_refused(statement, mine.refused)
+            found.append(why)
     return found
 
 

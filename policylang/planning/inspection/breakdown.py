@@ -198,9 +198,8 @@ def _scenario(plan: Plan, schedule: Schedule, needs: BackwardCost, outcomes: Seq
     timeline, time = simulate(plan.facts, schedule), time_of_step(plan, schedule)
     # Other saved values may alias the same memory: open are only the bytes that go if the open values do.
     closed = [row for row in needs.saved if not outcomes or outcomes[row] is not LEFT_TO_MIN_CUT]
-    rest = (
-        needs.saved_bytes if len(closed) == len(needs.saved) else sum(saved_bytes(plan.facts, closed, plan.decisions))
-    )
+    saved = needs.saved_bytes if len(closed) == len(needs.saved) else None
+    rest = sum(saved_bytes(plan.facts, closed, plan.decisions)) if saved is None else saved
     amounts = Amounts(
         saved=len(needs.saved),
         saved_bytes=needs.saved_bytes,

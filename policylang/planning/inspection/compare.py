@@ -343,9 +343,8 @@ def compare(old: Plan, new: Plan) -> PlanComparison:
         (left, was_in), (right, is_in) = before.get(name, nowhere), after.get(name, nowhere)
         if left.action != right.action:
             groups.setdefault((left, right), {})[name] = is_in if name in after else was_in
-    changes = tuple(
-        Change(*sides, tuple(found), tuple(Counter(found.values()).items())) for sides, found in groups.items()
-    )
+    counted = ((sides, tuple(found), Counter(found.values())) for sides, found in groups.items())
+    changes = tuple(Change(*sides, names, tuple(counts.items())) for sides, names, counts in counted)
     return PlanComparison(figures(old), figures(new), len(names), changes, order_changes(old, new))
 
 

@@ -32,12 +32,9 @@ SEVERAL_BLOCKS, ONE_BLOCK, FREES_NOTHING, SAVES_MORE = "APL701", "APL702", "APL7
 COMMUNICATES_TWICE, EXPOSED_COPIES, NO_WORTH, NEAR_VALUES = "APL705", "APL706", "APL707", "APL708"
 SOURCE_SAVED = "APL709"
 
-_LOWER = 0.05
-"""The share of the peak by which another one is worth a line."""
-_WORK = 1e-3
-"""The share of the forward's FLOPs below which recomputing costs nothing."""
-_FREED = 0.05
-"""The share of its values' bytes that a rule has to free."""
+_LOWER = 0.05  # the share of the peak by which another one is worth a line
+_WORK = 1e-3  # the share of the forward's FLOPs below which recomputing costs nothing
+_FREED = 0.05  # the share of its values' bytes that a rule has to free
 _MOST_LINES = 3
 
 
@@ -181,9 +178,8 @@ def _weighed(
         amounts = f"{format_quantity(-gone, 'bytes')} for {format_quantity(more, 'flops')}"
         help = f"write `{_NO_VIEWS}` below it, and the two free {amounts}; or remove the line"
         fixes = [diagnostics.put_behind(rule.span, _NO_VIEWS), *fixes]
-    keeps = (
-        f"{plan.facts.names[row]} ({plan.facts.targets[row]}): {_kept_by(plan, row)}" for row in dict.fromkeys(views)
-    )
+    rows = dict.fromkeys(views)
+    keeps = (f"{plan.facts.names[row]} ({plan.facts.targets[row]}): {_kept_by(plan, row)}" for row in rows)
     yield diagnose(
         FREES_NOTHING,
         f"`{rule.text}` recomputes {format_quantity(flops, 'flops')} and frees "
@@ -250,9 +246,8 @@ def _communicates_twice(plan: Plan, capabilities: Capabilities, needs: BackwardC
         line, at = (rule, _place(rule, plan) + 1) if rule is not None else (policy.undecided, len(policy.rules))
         kept = Counter[str]()
         for row in rows:
-            kept[facts.targets[row]] += facts.bytes[row] * (
-                rule is None or not _names(policy, rule, facts.targets[row])
-            )
+            named = rule is not None and _names(policy, rule, facts.targets[row])
+            kept[facts.targets[row]] += 0 if named else facts.bytes[row]
         targets = [target for target, size in reversed(kept.most_common()) if size]
         spared, text, peak = list[int](), "", 0
         while targets and not spared:
@@ -269,9 +264,8 @@ def _communicates_twice(plan: Plan, capabilities: Capabilities, needs: BackwardC
             continue
         seconds = format_quantity(0 if times is None else sum(times.seconds[row] for row in spared), "seconds")
         takes = "" if times is None else f" ({seconds} on {times.device.name})"
-        each = (
-            f"{facts.names[row]} ({facts.targets[row]}): {format_quantity(facts.bytes[row], 'bytes')}" for row in spared
-        )
+        sizes = ((row, format_quantity(facts.bytes[row], "bytes")) for row in spared)
+        each = (f"{facts.names[row]} ({facts.targets[row]}): {size}" for row, size in sizes)
         before, after = (format_quantity(amount, "bytes") for amount in (plan.peak.bytes, peak))
         yield diagnose(
             COMMUNICATES_TWICE,
@@ -291,9 +285,8 @@ def _saving(targets: Sequence[str]) -> tuple[str, syntax.Rule]:
     if not any(map(is_all_gather, targets)):
         return f"save {' or '.join(words)}", syntax.Rule(syntax.Action.SAVE, selector, optional=True)
     others = syntax.Where(selector, syntax.Not(syntax.Is("from parameter")))
-    return f"save ({' or '.join(words)}) where not from parameter", syntax.Rule(
-        syntax.Action.SAVE, others, optional=True
-    )
+    saving = syntax.Rule(syntax.Action.SAVE, others, optional=True)
+    return f"save ({' or '.join(words)}) where not from parameter", saving
 
 
 def _collectives(facts: Facts, needs: BackwardCost) -> list[int]:
@@ -345,8 +338,7 @@ def _exposed_copies(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnost
 
 
 _HALVINGS = 5
-_WORTH = 1e-4
-"""The share of the step below which the worth of a rule is nothing."""
+_WORTH = 1e-4  # the share of the step below which the worth of a rule is nothing
 _MEMORY = ("saved_bytes", "recomputed_bytes", "offloaded_bytes")
 
 
@@ -394,8 +386,7 @@ def _read(facts: Facts, rows: Iterable[int]) -> int:
     return sum(facts.bytes[each] for row in rows if not facts.flags[row] & Flag.VIEW for each in facts.inputs[row])
 
 
-_NEAR = 0.05
-"""The share of a threshold within which values are near it."""
+_NEAR = 0.05  # the share of a threshold within which values are near it
 _GRADUAL = ("bytes", "numel", "flops", "time", "time_per_gib")
 
 

@@ -38,8 +38,7 @@ from policylang.simulation.memory import estimate_peak
 from policylang.simulation.streams import StepTime, step_time
 
 _T = TypeVar("_T")
-_SAME = 1e-12
-"""The relative rounding error of a sum of thousands of times."""
+_SAME = 1e-12  # the relative rounding error of a sum of thousands of times
 
 
 def same_time(one: float, other: float) -> bool:
@@ -170,8 +169,7 @@ def _cost(plan: Plan) -> tuple[BackwardCost, int, StepTime | None]:
 
 
 SLOWER = "APL380"
-_NOTICED = 1e-3
-"""The share of the step by which it has to be slower."""
+_NOTICED = 1e-3  # the share of the step by which it has to be slower
 _MOST_LINES = 8
 
 

@@ -440,9 +440,8 @@ def held_rows(facts: Facts, kept: Collection[int]) -> set[int]:
 
 def unknown_operators(facts: Facts) -> list[int]:
     """The calls of operators that may communicate, for all that is known."""
-    return [
-        row for row, target in enumerate(facts.targets) if target and is_unknown(target, facts.flags[row] & _CATEGORIES)
-    ]
+    flags = facts.flags
+    return [row for row, target in enumerate(facts.targets) if target and is_unknown(target, flags[row] & _CATEGORIES)]
 
 
 def _implicit(facts: Facts, barriers: Collection[int]) -> Iterator[tuple[int, int]]:
@@ -508,9 +507,8 @@ def _roles(facts: Facts) -> Sequence[int]:
                 found[row] = Role.COMPUTES if flops[row] else Role.COLLECTIVE
             elif targets[row] != GETITEM and not flags[row] & Flag.SYMBOLIC and not returns_memory_of_input(facts, row):
                 found[row] = Role.COMPUTES
-    light = [
-        row for row, op in enumerate(ops) if op == "call_function" and not flops[row] and found[row] != Role.COLLECTIVE
-    ]
+    free = (row for row, op in enumerate(ops) if op == "call_function" and not flops[row])
+    light = [row for row in free if found[row] != Role.COLLECTIVE]
     brought = bytearray(role == Role.COLLECTIVE for role in found)  # all inputs were communicated
     for row in light:
         read = [each for each in facts.inputs[row] if not flags[each] & Flag.SYMBOLIC]
@@ -539,6 +537,5 @@ class ComputeProgress:
     def shifted(self, row: int, other: ComputeProgress) -> bool:
         """True if a collective starts earlier, or is awaited later, than in another order of the same calls."""
         waits = self._waits.get(row, ())
-        return self._computed[row] < other._computed[row] or any(
-            self._computed[each] > other._computed[each] for each in waits
-        )
+        computed = self._computed
+        return computed[row] < other._computed[row] or any(other._computed[at] < computed[at] for at in waits)

@@ -22,12 +22,9 @@ from policylang.planning.order import scheduler_nodes
 _NO_LIMIT = 1 << 62
 _PATIENCE = 0.1
 """A stream stays idle for a more urgent collective that is about to come for this share of a collective's time."""
-_BUSY = 0.8
-"""A stream that has to send for this share of the computation left never idles."""
-_LONG = 3.0
-"""A collective may always start this many times the length of its stream's longest ahead of its reader."""
-_LOOKED_AT = 4
-"""The nodes tried at a step that do not fit: into memory, or before more urgent ones."""
+_BUSY = 0.8  # a stream that has to send for this share of the computation left never idles
+_LONG = 3.0  # a collective may always start this many times the length of its stream's longest ahead of its reader
+_LOOKED_AT = 4  # the nodes tried at a step that do not fit: into memory, or before more urgent ones
 
 
 @frozen

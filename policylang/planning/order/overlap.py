@@ -25,16 +25,11 @@ from policylang.simulation.memory import estimate_peak, simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import exposed_bound, in_flight, size_in_flight, walk
 
-_EXPOSED = 6
-"""The number of the most exposed collectives tried in a round."""
-_PLACES = 4
-"""The number of earlier places each is tried at."""
-_STEPS = 400_000
-"""The nodes that all tries together walk along; this bounds them on large graphs."""
-_REFUSED = 3
-"""The search ends when so many shorter steps were refused."""
-_LEAST = 1e-3
-"""A try has to shorten the step by this share of what is exposed."""
+_EXPOSED = 6  # the number of the most exposed collectives tried in a round
+_PLACES = 4  # the number of earlier places each is tried at
+_STEPS = 400_000  # the nodes that all tries together walk along; this bounds them on large graphs
+_REFUSED = 3  # the search ends when so many shorter steps were refused
+_LEAST = 1e-3  # a try has to shorten the step by this share of what is exposed
 _COMPUTES = (Leeway(lag=2.0, fill=0.15, reach=0.1, close=0.02), Leeway(lag=10.0, fill=0.15, reach=0.1, close=0.02))
 """For steps that mostly compute."""
 _SENDS = (
@@ -44,16 +39,11 @@ _SENDS = (
 """For steps that have more to send than to compute: what is computed ahead there only takes memory."""
 _CAUTIOUS = Leeway(lag=0.0, fill=0.01, reach=0.06, close=0.01, holds=False)
 """Used if no other leeway keeps within the limits: nothing runs later than given, so that no memory is held longer."""
-_TRIES = 3
-"""An order that exceeds the limit on the peak is computed again with a limit tighter by the excess."""
-_MOSTLY = 0.2
-"""A step mostly sends that exposes at least this share of all computation."""
-_LARGE = 40_000
-"""For graphs with more nodes one order is made."""
-_ENOUGH = 1.01
-"""The search ends with an order that exposes at most so many times the lower bound, or"""
-_HARDLY = 0.001
-"""at most this share of all computation."""
+_TRIES = 3  # an order that exceeds the limit on the peak is computed again with a limit tighter by the excess
+_MOSTLY = 0.2  # a step mostly sends that exposes at least this share of all computation
+_LARGE = 40_000  # for graphs with more nodes one order is made
+_ENOUGH = 1.01  # the search ends with an order that exposes at most so many times the lower bound, or
+_HARDLY = 0.001  # at most this share of all computation
 _HALVINGS = 8
 
 
@@ -203,9 +193,8 @@ def overlapped(
 class _Candidate:
     def __init__(self, facts: Facts, order: list[int], times: NodeTimes) -> None:
         self.facts, self.order = facts, order
-        self.schedule = Schedule.of(
-            (StepKind.FIRST_RUN, row, int(facts.phases[row] == Phase.BACKWARD)) for row in order
-        )
+        runs = ((StepKind.FIRST_RUN, row, int(facts.phases[row] == Phase.BACKWARD)) for row in order)
+        self.schedule = Schedule.of(runs)
         self.exposed = walk(facts, self.schedule, times).exposed
 
     @cached_property
@@ -348,9 +337,8 @@ class OverlapLines:
         limits = self.limits
         if limits == OverlapLimits() or not self._moves_within(order, OverlapLimits()):
             return
-        if limits.in_flight is not None and (
-            limits.peak is None or not self._moves_within(order, evolve(limits, peak=None))
-        ):
+        all_peaks = evolve(limits, peak=None)
+        if limits.in_flight is not None and (limits.peak is None or not self._moves_within(order, all_peaks)):
             sizes = sorted({size_in_flight(self._facts, row) for row in self._rows})
             larger = [size for size in sizes if size > limits.in_flight]
             least = _least(larger, lambda size: self._moves_within(order, OverlapLimits(in_flight=size)))

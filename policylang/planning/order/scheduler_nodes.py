@@ -23,8 +23,7 @@ from policylang.simulation.memory import pieces_with_memory
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import streams_of
 
-_SHARE = 0.1
-"""The most time that nodes taken along may need, as a share of the collective's."""
+_SHARE = 0.1  # the most time that nodes taken along may need, as a share of the collective's
 _MARGIN = 1.2
 """A collective starts ahead as if it, and all before its deadline on its stream, took this many times longer."""
 _LOOSE = 0.25

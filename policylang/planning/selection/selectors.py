@@ -423,8 +423,7 @@ def column_of(test: Predicate) -> str:
     return test.quantity if isinstance(test, syntax.Compare) and test.quantity in _COLUMNS else ""
 
 
-_COLUMNS = frozenset(("bytes", "numel", "flops"))
-"""The quantities that are columns of the facts."""
+_COLUMNS = frozenset(("bytes", "numel", "flops"))  # the quantities that are columns of the facts
 
 
 def amount_of(predicate: syntax.Compare, facts: Facts, prices: OperatorPrices | None) -> Amount:
