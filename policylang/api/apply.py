@@ -34,16 +34,8 @@ from policylang.language.syntax import Policy
 from policylang.ranks.comparison import comparing
 from policylang.torch_compat.compilers import backend_of
 from policylang.torch_compat.tracing import put_together, take_apart
-from policylang.tracing import step
+from policylang.tracing import step, target_device
 from policylang.tracing.capture import Captured, LossFn, capture
-from policylang.tracing.target_device import (
-    Capability,
-    Device,
-    TargetDevice,
-    ambient_device,
-    target_device,
-    why_it_failed,
-)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -229,8 +221,8 @@ def trace_step(
     loss_fn: LossFn,
     *batch: Any,
     optimizer: Optimizer | None = None,
-    device: Device | None = None,
-    compute_capability: Capability | None = None,
+    device: target_device.Device | None = None,
+    compute_capability: target_device.Capability | None = None,
 ) -> TracedStep:
     """Trace ``loss_fn(model, *batch)`` and its gradients into one flat graph.
 
@@ -251,7 +243,7 @@ def trace_step(
     Raises ``PolicyGraphError`` if the loss is not a scalar, nothing requires a gradient, the step cannot be traced on
     this device, or the optimizer has no state or other parameters.
     """
-    target = target_device(device, compute_capability) or ambient_device()
+    target = target_device.target_device(device, compute_capability) or target_device.ambient_device()
     state = step.read_state(model)
     step.check_hooks(state)
     step.check_gathers(model)
@@ -285,7 +277,7 @@ class TracedStep:
         state: step.ModelSignature,
         updates: step.OptimizerSignature,
         captured: Captured,
-        device: TargetDevice | None = None,
+        device: target_device.TargetDevice | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -326,7 +318,7 @@ class TracedStep:
             try:
                 outputs = runtime.run(self.gm, plain)
             except RuntimeError as error:
-                found = why_it_failed(self.gm, plain)
+                found = target_device.why_it_failed(self.gm, plain)
                 if found is None:
                     raise
                 raise found from error

@@ -24,19 +24,10 @@ from policylang.graph.facts import Facts, GraphKind, uncounted_operators
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.shown import did_you_mean, listed, nearest
 from policylang.language.syntax import NarrowForm, Policy, Rule
+from policylang.planning import value_outcome as outcomes
 from policylang.planning.graph_edit import Edit, Edits
 from policylang.planning.liveness import SavedForBackward, counted_by_data, with_cost
 from policylang.planning.plan import Plan
-from policylang.planning.value_outcome import (
-    KEPT,
-    ON_HOST,
-    Decision,
-    Outcome,
-    Why,
-    narrowed_by,
-    saved_as,
-    saved_bytes,
-)
 
 if TYPE_CHECKING:
     from policylang.planning.plan import OrderPlan
@@ -253,12 +244,12 @@ def _other_forms(say: Wording, plan: Plan, row: int, copy: HostCopy) -> Iterator
         yield say.of_row(OTHER_FORM, plan, row, f"was {dtype} and is widened to {other}")
 
 
-def _outcome(plan: Plan, row: int) -> Outcome:
+def _outcome(plan: Plan, row: int) -> outcomes.Outcome:
     decision = plan.decisions[row]
-    return KEPT if decision is None else decision.outcome
+    return outcomes.KEPT if decision is None else decision.outcome
 
 
-def _planned(decision: Decision | None, rule: Rule | None) -> str:
+def _planned(decision: outcomes.Decision | None, rule: Rule | None) -> str:
     if decision is None:
         return "nothing of it: it is no forward value"
     verb = decision.outcome.phrase if decision.action is None else decision.word.replace("_", " ", 1)
@@ -276,7 +267,7 @@ def summary(
     offloaded: Sequence[int] = (),
 ) -> Audit:
     facts, again = plan.facts, sorted(found.recomputed)
-    kept = {outcome: tuple(rows) for outcome, rows in saved_as(saved, plan.decisions).items()}
+    kept = {outcome: tuple(rows) for outcome, rows in outcomes.saved_as(saved, plan.decisions).items()}
     needs = SavedForBackward({**SavedForBackward.of((), again, offloaded).rows, **kept})
     cost = with_cost(needs, facts, plan.block_of, len(plan.block_names))
     return Audit(
@@ -483,10 +474,14 @@ def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> 
         saved, offloaded = ([facts.index[name] for name in names] for names in (audit.saved, audit.offloaded))
         # memory of several rules' values counts for the first in graph order
         amounts = {
-            "saved_bytes": _by_rule(plan, zip(saved, saved_bytes(facts, saved, plan.decisions), strict=True)),
+            "saved_bytes": _by_rule(plan, zip(saved, outcomes.saved_bytes(facts, saved, plan.decisions), strict=True)),
             "recomputed_flops": _by_rule(plan, ((row, facts.flops[row]) for row in again)),
-            "offloaded_bytes": _by_rule(plan, zip(offloaded, ON_HOST.kept_bytes(facts, offloaded), strict=True)),
-            "narrowed_bytes": _by_rule(plan, ((row, narrowed_by(facts, row, plan.decisions[row])) for row in saved)),
+            "offloaded_bytes": _by_rule(
+                plan, zip(offloaded, outcomes.ON_HOST.kept_bytes(facts, offloaded), strict=True)
+            ),
+            "narrowed_bytes": _by_rule(
+                plan, ((row, outcomes.narrowed_by(facts, row, plan.decisions[row])) for row in saved)
+            ),
         }
         if seconds is not None:
             amounts["recomputed_seconds"] = _by_rule(plan, ((row, seconds[row]) for row in again), 0.0)
@@ -512,7 +507,7 @@ def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> 
             )
             for index, outcome in enumerate(plan.rules)
         ),
-        undecided=sum((by := plan.decisions[row]) is not None and by.why is Why.UNDECIDED for row in owned),
+        undecided=sum((by := plan.decisions[row]) is not None and by.why is outcomes.Why.UNDECIDED for row in owned),
         undecided_fate=plan.undecided,
         saved=ValuesReport(audit.saved, audit.saved_bytes) if audit else None,
         recomputed=recomputed,
@@ -535,7 +530,7 @@ def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> 
 
 def _decisions(plan: Plan) -> dict[str, DecisionReport]:
     """One object a distinct decision, as the plan has it: a graph may have a million nodes."""
-    known: dict[Decision, DecisionReport] = {}
+    known: dict[outcomes.Decision, DecisionReport] = {}
     found: dict[str, DecisionReport] = {}
     for row in plan.facts.forward:
         planned = plan.decisions[row]

@@ -9,15 +9,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from policylang.commands.inputs import (
-    UsersCodeError,
-    add_options,
-    named_function,
-    need_torch,
-    read_policy,
-    show,
-    users_code,
-)
+from policylang.commands import inputs
 from policylang.commands.output import Exit, UsageError, add_form, add_width, say, tell
 from policylang.errors import PolicyError
 from policylang.planning.capabilities import COMPARED
@@ -37,7 +29,7 @@ def agree_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path", action="append", choices=COMPARED, help="only this path; may be given several times (default: all)"
     )
-    add_options(parser, "--import")
+    inputs.add_options(parser, "--import")
     add_form(parser, "json")
 
 
@@ -62,21 +54,21 @@ def agree(options: argparse.Namespace) -> Exit:
     """
     try:
         if options.model != _LLAMA:
-            need_torch()
+            inputs.need_torch()
             _function(options.model)  # its module may register operators that the policy names
-        policy = read_policy(options.policy)
-        need_torch()
+        policy = inputs.read_policy(options.policy)
+        inputs.need_torch()
         from policylang.testing.agreement import Setup, batch_of, compare_paths
 
         function = _function(options.model)
-        with users_code():
+        with inputs.users_code():
             model, loss_fn, batch = function()
         made = [model]
-        setup = Setup(lambda: made.pop() if made else function()[0], loss_fn, batch_of(batch), guard=users_code)
+        setup = Setup(lambda: made.pop() if made else function()[0], loss_fn, batch_of(batch), guard=inputs.users_code)
         found = compare_paths(setup, policy, options.path, _tell)
-    except UsersCodeError as failed:
+    except inputs.UsersCodeError as failed:
         help = "the function returns (model, loss_fn, batch), and loss_fn(model, *batch) a scalar"
-        return show(failed, "agree", options.model, help)
+        return inputs.show(failed, "agree", options.model, help)
     if options.output_format == "json":
         say(json.dumps(found.to_dict(), indent=2), "json")
     else:
@@ -90,7 +82,7 @@ def _tell(stage: str) -> None:
 
 def _function(text: str) -> Callable[[], Any]:
     if text != _LLAMA:
-        return named_function(text)
+        return inputs.named_function(text)
     if find_spec("transformers") is None:
         raise UsageError(
             "the model `llama` needs `transformers`",

@@ -9,18 +9,7 @@ from pathlib import Path
 from attrs import frozen
 
 from policylang.api.load import operators_at_hand, operators_in
-from policylang.commands.inputs import (
-    UsersCodeError,
-    add_options,
-    add_snapshot,
-    named_function,
-    need_torch,
-    print_snapshot,
-    read_graph,
-    refuse,
-    show,
-    users_code,
-)
+from policylang.commands import inputs
 from policylang.commands.output import Exit, UsageError, doing, say, write_output
 from policylang.errors import PolicyError
 from policylang.graph.traced_device import attention_kernels
@@ -130,8 +119,8 @@ def _of_operator(operator: Span, table: OperatorTable) -> Diagnostic | None:
 
 def snapshot_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("function", metavar="MODULE:FUNCTION", help="what returns a graph, a traced step or a model")
-    add_options(parser, "--import")
-    add_snapshot(parser)
+    inputs.add_options(parser, "--import")
+    inputs.add_snapshot(parser)
     parser.add_argument(
         "--device",
         metavar="cuda|cpu",
@@ -163,7 +152,7 @@ def snapshot(options: argparse.Namespace) -> Exit:
     exit codes: 0 written, 1 the function or its module failed, which is shown, or returned nothing that has a graph, 2
     no such function
     """
-    need_torch()
+    inputs.need_torch()
     from policylang.api.snapshot import load_snapshot, write_snapshots
     from policylang.tracing.target_device import target_device, tracing_for
 
@@ -177,29 +166,29 @@ def snapshot(options: argparse.Namespace) -> Exit:
         raise UsageError(diagnostic.message, help) from None
     try:
         with doing(f"importing {options.function}"):
-            function = named_function(options.function)
-        with doing(f"tracing {options.function}"), users_code(), tracing_for(device):
+            function = inputs.named_function(options.function)
+        with doing(f"tracing {options.function}"), inputs.users_code(), tracing_for(device):
             subject = function()
-    except UsersCodeError as failed:
-        return show(failed, "snapshot", options.function, "the function is called without arguments")
+    except inputs.UsersCodeError as failed:
+        return inputs.show(failed, "snapshot", options.function, "the function is called without arguments")
     with doing("reading the graph"):
         paths, found = write_snapshots(subject, options.output, device)
     for path in paths:
         facts = load_snapshot(path)
-        print_snapshot(path, facts)
+        inputs.print_snapshot(path, facts)
         if device is not None:
             kernels = ", ".join(f"{count} × {target}" for target, count in attention_kernels(facts).items())
             said = getattr(subject, "device", None) or device.kind
             say(f"traced as on {said}; attention: {kernels or 'none'}")
     if found:
-        refuse(found)
+        inputs.refuse(found)
     return Exit.CLEAN
 
 
 def import_recorded_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a recorded graph, .json or .json.gz")
-    add_options(parser, "--import")
-    add_snapshot(parser)
+    inputs.add_options(parser, "--import")
+    inputs.add_snapshot(parser)
 
 
 def import_recorded(options: argparse.Namespace) -> Exit:
@@ -213,14 +202,14 @@ def import_recorded(options: argparse.Namespace) -> Exit:
 
     exit codes: 0 written, 1 not a recorded graph, 2 a file that cannot be read or written
     """
-    need_torch()
+    inputs.need_torch()
     from policylang.graph.recorded import recorded_facts
     from policylang.graph.snapshot import write
 
     with doing(f"reading {options.file}"):
         facts = recorded_facts(options.file)
     write(facts, options.output)
-    print_snapshot(Path(options.output), facts)
+    inputs.print_snapshot(Path(options.output), facts)
     return Exit.CLEAN
 
 
@@ -228,7 +217,7 @@ def import_torchtitan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("selectors", metavar="SELECTORS", help="'MODULE::OPERATOR | MODULE::OPERATOR | …', quoted")
     parser.add_argument("-o", "--output", metavar="FILE", help="the policy, such as mine.apl; printed without it")
     parser.add_argument("--name", type=_policy_name, default="torchtitan_save_ops", help="the name of the policy")
-    add_options(parser, "--graph", "--import")
+    inputs.add_options(parser, "--graph", "--import")
 
 
 def import_torchtitan(options: argparse.Namespace) -> Exit:
@@ -245,11 +234,11 @@ def import_torchtitan(options: argparse.Namespace) -> Exit:
     exit codes: 0 written, 1 something is wrong with the string or on the graph, 2 a file that cannot be read or written
     """
 
-    facts = None if options.graph is None else read_graph(options.graph)
+    facts = None if options.graph is None else inputs.read_graph(options.graph)
     operators = operators_at_hand(met=() if facts is None else operators_in(facts))
     made = import_save_ops(options.selectors, options.name, operators)
     if made.text is None:
-        return refuse(made.diagnostics)
+        return inputs.refuse(made.diagnostics)
     found = list(made.diagnostics)
     if facts is not None:
         from policylang.api.planned_graphs import on_graph
@@ -258,7 +247,7 @@ def import_torchtitan(options: argparse.Namespace) -> Exit:
         if policy is not None:
             found.extend(on_graph(policy, {options.graph: facts}, None, one_model=False)[1])
     if found:
-        refuse(found)
+        inputs.refuse(found)
     if any(map(is_error, found)):
         return Exit.DIAGNOSTICS
     if options.output is None:

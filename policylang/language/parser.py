@@ -11,6 +11,7 @@ from attrs import evolve
 from lark import Lark
 from lark.exceptions import UnexpectedToken
 
+from policylang.language import statements as kinds
 from policylang.language.cancellation import check_cancelled
 from policylang.language.diagnostics import MOST, Diagnostic, Fix, Source, Span, TextChange, inserted, written
 from policylang.language.lexer import MAX_DEPTH, Lexeme, lexer, parser_of, split, too_deep
@@ -18,16 +19,6 @@ from policylang.language.mistakes import find_mistake
 from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
 from policylang.language.selectors import depth, selector_of
 from policylang.language.shown import did_you_mean, nearest
-from policylang.language.statements import (
-    ACTIONS,
-    FATES,
-    KINDS,
-    MODIFIERS,
-    OPENERS,
-    MissingRow,
-    StatementRules,
-    report_loose,
-)
 from policylang.language.syntax import File, Rewriting, Scheduling, Statement
 
 _JOINING = frozenset({"OR", "AND", "EXCEPT", "FEEDING", "FED", "COMMA", "IN", "OUTSIDE", "WHERE", "CHAIN", "PER"})
@@ -35,12 +26,12 @@ _RULE = "a rule is `ACTION SELECTOR` or `SELECTOR -> ACTION`, such as `save mm` 
 _LINES = "a statement ends with its line; to go on over several lines, put the selector in parentheses"
 
 
-_OPENERS = (*OPENERS, *MODIFIERS, *ACTIONS)
+_OPENERS = (*kinds.OPENERS, *kinds.MODIFIERS, *kinds.ACTIONS)
 _WORDS = re.compile("`([^`]+)`")
 _ALL_WORDS = re.compile("`[^`]+`(?:(?:, | or )`[^`]+`)*")
 _KINDS = f"such as {', '.join(f'`{kind}`' for kind in IS_KINDS[:-1])} or `{IS_KINDS[-1]}`"
-_BEHIND_OPTIONAL = frozenset(kind.terminal() for kind in KINDS if kind.made in get_args(Rewriting | Scheduling))
-_MISSING: tuple[MissingRow, ...] = (
+_BEHIND_OPTIONAL = frozenset(kind.terminal() for kind in kinds.KINDS if kind.made in get_args(Rewriting | Scheduling))
+_MISSING: tuple[kinds.MissingRow, ...] = (
     ("COMPARISON", "", "a value", None),
     ("CUT", "", "`per` and a size", "such as `crosses cut per 2 GiB`"),
     ("PER", "NUMBER", "a size or `auto`", "such as `crosses cut per 2 GiB`"),
@@ -139,7 +130,7 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
     if _opener(before) == "FUSE" and len(before) > 1 and before[-2].type == "FUSE":
         possible = ["chains"]
     elif before[0].type == "UNDECIDED" and last.type == "ARROW":
-        possible = [*FATES]
+        possible = [*kinds.FATES]
     is_short = reserved and len(word) < 3  # `at` is no misspelled `as`
     near = nearest(str(word), possible) if spelt and not is_short else ()
     message, help, fixes = f"`{word}` cannot follow `{last}`", did_you_mean(near), written(word.span, near, near=True)
@@ -165,7 +156,7 @@ def _report_word(word: Lexeme, before: Sequence[Lexeme], expected: frozenset[str
 def _missing(before: Sequence[Lexeme], expected: frozenset[str]) -> tuple[str, str | None]:
     """The name of what has to follow the words, and an example."""
     last, opener = before[-1].type, _opener(before)
-    rows = (row for kind in KINDS if kind.terminal() == opener for row in kind.missing)
+    rows = (row for kind in kinds.KINDS if kind.terminal() == opener for row in kind.missing)
     return next(
         (what, help)
         for words, terminals, what, help in (*rows, *_MISSING)
@@ -222,7 +213,7 @@ _MENDED = frozenset(("APL005", "APL010", "APL011", "APL012", "APL013", "APL114")
 
 @cache
 def statement_parser() -> Lark:
-    return parser_of(StatementRules())
+    return parser_of(kinds.StatementRules())
 
 
 def parse_file(source: Source) -> tuple[File, tuple[Diagnostic, ...]]:
@@ -249,7 +240,7 @@ def _parse_statement(source: Source, start: int, end: int, diagnostics: list[Dia
         except UnexpectedToken as error:
             explain_unexpected(error, words, lexer().keywords)
         else:
-            report_loose(words)
+            kinds.report_loose(words)
             selector = selector_of(statement)
             if selector is not None and depth(selector) > MAX_DEPTH:
                 diagnostics.append(too_deep(statement.span))
@@ -296,7 +287,7 @@ def _trial(text: str) -> tuple[int | None, int]:
         except UnexpectedToken as error:
             stop = len(text) if error.token.type == "$END" else int(error.token.start_pos or 0)
             return stop, 1 + len(origin.problems)
-        report_loose(words)
+        kinds.report_loose(words)
     if not origin.problems:
         return None, 0
     return min((each.span.start for each in origin.problems if each.span is not None), default=0), len(origin.problems)

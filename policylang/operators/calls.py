@@ -11,15 +11,7 @@ import torch
 from attrs import frozen
 from torch import fx
 
-from policylang.operators.names import (
-    FOLLOWERS,
-    GETITEM,
-    RUNS_WITH_RANDOM_STATE,
-    SAVES_RANDOM_STATE,
-    VIEWS_UNSAID,
-    WAITS,
-    Category,
-)
+from policylang.operators import names
 from policylang.torch_compat import graphs
 
 _GROUP_ARGUMENTS = ("group_name", "process_group", "group")
@@ -29,7 +21,7 @@ _EFFECTS = (
 )
 _EFFECTFUL_HIGHER_ORDER = frozenset({"with_effects", "print", "call_torchbind", "inductor_compiled_code"})
 _WRITING_HIGHER_ORDER = frozenset({"triton_kernel_wrapper_mutation"})
-_RANDOM_HIGHER_ORDER = frozenset({SAVES_RANDOM_STATE, "graphsafe_run_with_rng_state"})
+_RANDOM_HIGHER_ORDER = frozenset({names.SAVES_RANDOM_STATE, "graphsafe_run_with_rng_state"})
 _SEEDS = ("prims.inductor_seed.", "prims.inductor_seeds.", "prims.inductor_rand_eager_offset")
 
 Place = tuple[int, str]
@@ -94,7 +86,7 @@ def describe(target: Any) -> OperatorInfo:
         name = f"builtin.{name}"
     else:
         name = f"{module}.{name}"
-    return OperatorInfo(name, Category.EFFECTFUL if target in graphs.side_effect_functions() else 0)
+    return OperatorInfo(name, names.Category.EFFECTFUL if target in graphs.side_effect_functions() else 0)
 
 
 def argument(node: fx.Node, places: Sequence[Place], *, skip: int = 0) -> list[Any]:
@@ -115,7 +107,7 @@ def argument(node: fx.Node, places: Sequence[Place], *, skip: int = 0) -> list[A
 @cache
 def parameters(target: Any) -> tuple[tuple[str, Any], ...] | None:
     """Every argument's name and default value, of an operator or ``getitem``; None of others."""
-    if describe(target).name == GETITEM:
+    if describe(target).name == names.GETITEM:
         return (("a", None), ("b", None))
     if isinstance(target, StandIn):
         return tuple((name, None) for name in (*map(str, range(target.positional)), *target.keywords))
@@ -137,8 +129,8 @@ def draws_random(operator: OperatorInfo, node: fx.Node) -> bool:
 def group_name(operator: OperatorInfo, node: fx.Node) -> str:
     """The process group of a collective; empty if the call does not name it."""
     values = argument(node, operator.group)
-    names = (value if isinstance(value, str) else graphs.name_of_group(value) for value in values)
-    return next(filter(None, names), "")
+    found = (value if isinstance(value, str) else graphs.name_of_group(value) for value in values)
+    return next(filter(None, found), "")
 
 
 def nodes_in(values: Any) -> list[fx.Node]:
@@ -178,12 +170,12 @@ def _describe_overload(target: graphs.OpOverload) -> OperatorInfo:
     writes, returns = schema.is_mutable or bool(written), schema.returns
     spared = target in graphs.side_effect_functions() and not namespace.endswith("c10d_functional")
     holds = {
-        Category.WRITES: writes,
-        Category.VIEW: not writes and bool(returns) and all(value.alias_info is not None for value in returns),
-        Category.RANDOM: torch.Tag.nondeterministic_seeded in target.tags,
-        Category.MULTI_OUTPUT: len(returns) > 1 or any(str(value.type).startswith("List[") for value in returns),
-        Category.COLLECTIVE: bool(group) and name not in WAITS,
-        Category.EFFECTFUL: spared,
+        names.Category.WRITES: writes,
+        names.Category.VIEW: not writes and bool(returns) and all(value.alias_info is not None for value in returns),
+        names.Category.RANDOM: torch.Tag.nondeterministic_seeded in target.tags,
+        names.Category.MULTI_OUTPUT: len(returns) > 1 or any(str(value.type).startswith("List[") for value in returns),
+        names.Category.COLLECTIVE: bool(group) and name not in names.WAITS,
+        names.Category.EFFECTFUL: spared,
     }
     flags = _bits(holds) | _by_name(name)
     return OperatorInfo(name, flags, tuple(aliased), tuple(written), tuple(chance), tuple(group))
@@ -193,9 +185,9 @@ def _describe_stand_in(target: StandIn) -> OperatorInfo:
     group = tuple((-1, name) for name in target.keywords if name in _GROUP_ARGUMENTS)
     written = ((0, ""),) if target.namespace == "c10d" and target.name.endswith("_") else ()
     holds = {
-        Category.WRITES: bool(written),
-        Category.MULTI_OUTPUT: target.returns_several,
-        Category.COLLECTIVE: bool(group),
+        names.Category.WRITES: bool(written),
+        names.Category.MULTI_OUTPUT: target.returns_several,
+        names.Category.COLLECTIVE: bool(group),
     }
     return OperatorInfo(str(target), _bits(holds) | _by_name(str(target)), written=written, group=group)
 
@@ -205,9 +197,9 @@ def _by_name(name: str) -> int:
     is_compute = name.rpartition(".")[0] in graphs.compute_operators()
     return _bits(
         {
-            Category.SEED: name.startswith(_SEEDS),
-            Category.COMPUTE: is_compute,
-            Category.EFFECTFUL: name.startswith(_EFFECTS),
+            names.Category.SEED: name.startswith(_SEEDS),
+            names.Category.COMPUTE: is_compute,
+            names.Category.EFFECTFUL: name.startswith(_EFFECTS),
         }
     )
 
@@ -215,12 +207,12 @@ def _by_name(name: str) -> int:
 def _describe_higher_order(target: graphs.HigherOrderOperator) -> OperatorInfo:
     name = target.name()
     holds = {
-        Category.EFFECTFUL: name in _EFFECTFUL_HIGHER_ORDER,
-        Category.WRITES: name in _WRITING_HIGHER_ORDER,
-        Category.RANDOM: name in _RANDOM_HIGHER_ORDER,
-        Category.COMPUTE: name in graphs.compute_operators(),
+        names.Category.EFFECTFUL: name in _EFFECTFUL_HIGHER_ORDER,
+        names.Category.WRITES: name in _WRITING_HIGHER_ORDER,
+        names.Category.RANDOM: name in _RANDOM_HIGHER_ORDER,
+        names.Category.COMPUTE: name in graphs.compute_operators(),
     }
-    written = ALL_KEYWORDS if holds[Category.WRITES] else ()
+    written = ALL_KEYWORDS if holds[names.Category.WRITES] else ()
     return OperatorInfo(f"higher_order.{name}", _bits(holds), written=written)
 
 
@@ -252,8 +244,8 @@ RUNNING_STATISTICS = {
     "aten._batch_norm_with_update_functional.default": Statistics((3, 4), writes=False, may_not_train=False),
 }
 _TRAINING = ((5, "training"),)
-_RANDOM_STATE = frozenset(f"higher_order.{name}" for name in (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE))
-_RETURNS_FIRST = FOLLOWERS | VIEWS_UNSAID
+_RANDOM_STATE = frozenset(f"higher_order.{name}" for name in (names.SAVES_RANDOM_STATE, *names.RUNS_WITH_RANDOM_STATE))
+_RETURNS_FIRST = names.FOLLOWERS | names.VIEWS_UNSAID
 _SIZES_ONLY = ("new_", "sym_size", "sym_numel", "sym_stride", "sym_storage_offset")
 """Operators of ``aten`` that look at the sizes of their input and not at its bytes, by how their names begin."""
 
@@ -282,7 +274,7 @@ def writes_inside(node: fx.Node) -> int:
     """:attr:`Category.WRITES` of a call that runs an operator from a state of the generator, where that one writes."""
     if node.op != "call_function" or describe(node.target).name not in _RANDOM_STATE:
         return 0
-    return _inside(node)[1].flags & Category.WRITES
+    return _inside(node)[1].flags & names.Category.WRITES
 
 
 def _inside(node: fx.Node) -> tuple[int, OperatorInfo]:
@@ -336,4 +328,4 @@ def piece_of_draw(node: Any) -> int | None:
     if not isinstance(node, fx.Node) or node.target is not python_operator.getitem:
         return None
     keeper, piece = node.args
-    return int(piece) if isinstance(keeper, fx.Node) and function(keeper) == SAVES_RANDOM_STATE else None
+    return int(piece) if isinstance(keeper, fx.Node) and function(keeper) == names.SAVES_RANDOM_STATE else None

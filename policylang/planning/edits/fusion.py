@@ -31,22 +31,8 @@ from policylang.operators import layouts
 from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, contiguous, is_contiguous
 from policylang.operators.moves import Part
 from policylang.operators.names import GATHER, SCATTER, SLICE, WAIT
+from policylang.planning.edits import layout_chains
 from policylang.planning.edits.edit_planner import REDUCES, EditPlanner, NewNodes, RefusedError, Setting
-from policylang.planning.edits.layout_chains import (
-    Hop,
-    LayoutSteps,
-    copies,
-    last_row,
-    layout_after,
-    links,
-    path_between,
-    phase,
-    relaid,
-    rows_of_hops,
-    single_input,
-    steps_to,
-    tail,
-)
 from policylang.planning.edits.other_ranks import UNASKED, Grid, ravel
 from policylang.planning.edits.proof import ChainCall, old_calls
 from policylang.planning.graph_edit import Edit, FusedGroup, Node, Refusal
@@ -65,18 +51,18 @@ class CollectiveChain:
 
     collectives: tuple[int, ...]
     waits: tuple[int, ...]
-    between: tuple[tuple[Hop, ...], ...]
+    between: tuple[tuple[layout_chains.Hop, ...], ...]
     """From each collective's wait to the input of the next."""
-    tail: tuple[Hop, ...] = ()
+    tail: tuple[layout_chains.Hop, ...] = ()
 
     @property
     def rows(self) -> tuple[int, ...]:
-        hops = rows_of_hops(hop for path in (*self.between, self.tail) for hop in path)
+        hops = layout_chains.rows_of_hops(hop for path in (*self.between, self.tail) for hop in path)
         return tuple(sorted((*self.collectives, *self.waits, *hops)))
 
     @property
     def result(self) -> int:
-        return last_row(self.tail[-1]) if self.tail else self.waits[-1]
+        return layout_chains.last_row(self.tail[-1]) if self.tail else self.waits[-1]
 
     def part(self, start: int, end: int) -> CollectiveChain:
         """The collectives from ``start`` to ``end``, both included."""
@@ -125,7 +111,7 @@ class ChainFusion(EditPlanner[Fuse]):
         return permutations(usual) if len(usual) <= MOST_ORDERS else [usual]
 
     def source_of(self, chain: CollectiveChain) -> int:
-        return single_input(self.facts, chain.collectives[0])
+        return layout_chains.single_input(self.facts, chain.collectives[0])
 
     def grid(self, groups: tuple[str, ...]) -> Grid:
         grid = super().grid(groups)
@@ -183,9 +169,9 @@ class ChainFusion(EditPlanner[Fuse]):
 
     def _chains(self, refused: list[_Found]) -> Iterator[CollectiveChain]:
         """The longest chains; pairs that form none are added to ``refused``."""
-        following: dict[int, tuple[int, tuple[Hop, ...]]] = {}
+        following: dict[int, tuple[int, tuple[layout_chains.Hop, ...]]] = {}
         continued = set()
-        for inner, outer in links(self.facts, self.collective):
+        for inner, outer in layout_chains.links(self.facts, self.collective):
             try:
                 if inner in following:
                     raise RefusedError(f"other consumer: {self.facts.names[following[inner][0]]}")
@@ -203,14 +189,14 @@ class ChainFusion(EditPlanner[Fuse]):
                 between.append(path)
             yield CollectiveChain(tuple(rows), tuple(map(self.wait, rows)), tuple(between))
 
-    def _path_between(self, inner: int, outer: int) -> tuple[Hop, ...]:
+    def _path_between(self, inner: int, outer: int) -> tuple[layout_chains.Hop, ...]:
         self.check_link(inner, outer)
         wait = self.wait(inner)
         self.wait(outer)
-        path = path_between(self.facts, wait, single_input(self.facts, outer))
+        path = layout_chains.path_between(self.facts, wait, layout_chains.single_input(self.facts, outer))
         if isinstance(path, str):
             raise RefusedError(path)
-        self.check_line(inner, outer, wait, rows_of_hops(path))
+        self.check_line(inner, outer, wait, layout_chains.rows_of_hops(path))
         return path
 
     def _fused(self, chain: CollectiveChain) -> Iterator[_Found]:
@@ -261,7 +247,7 @@ class GatherChains(ChainFusion):
             if facts.shapes[row] is not None and facts.dtypes[row] != facts.dtypes[inner]:
                 raise RefusedError(f"dtype changes: {facts.names[row]}")
         for row in (wait, *path, outer):
-            if phase(facts, row) != phase(facts, inner):
+            if layout_chains.phase(facts, row) != layout_chains.phase(facts, inner):
                 raise RefusedError(
                     f"other phase: {facts.names[row]}",
                     f"`{facts.names[inner]}` runs in the forward and `{facts.names[row]}` in the backward",
@@ -289,7 +275,7 @@ class GatherChains(ChainFusion):
         values = self._layouts(chain, grid)
         chain = self._with_tail(chain, values)
         order, steps, group = self._derive(chain, grid, values, copied=False)
-        restrided = relaid(facts, chain.result, steps.stride)
+        restrided = layout_chains.relaid(facts, chain.result, steps.stride)
         if isinstance(restrided, int):  # a node that must not see other strides
             order, steps, group = self._derive(chain, grid, values, copied=True)
             if steps.stride != facts.strides[chain.result]:
@@ -330,8 +316,8 @@ class GatherChains(ChainFusion):
                         raise RefusedError(f"sizes not fixed: {facts.names[row]}")
                     values[row] = value
                 for hop in chain.between[place] if place < len(chain.between) else ():
-                    value = layout_after(facts, hop, value)
-                    values[last_row(hop)] = value
+                    value = layout_chains.layout_after(facts, hop, value)
+                    values[layout_chains.last_row(hop)] = value
         except NoDigitsError as why:
             raise RefusedError(str(why)) from None
         return values
@@ -339,31 +325,31 @@ class GatherChains(ChainFusion):
     def _with_tail(self, chain: CollectiveChain, values: dict[int, DigitLayout]) -> CollectiveChain:
         """With what follows the last wait up to the last copy; views behind it may stay."""
         facts = self.facts
-        hops = tail(facts, chain.waits[-1])
+        hops = layout_chains.tail(facts, chain.waits[-1])
         value = values[chain.waits[-1]]
         kept = 0
         for index, hop in enumerate(hops):
             try:
-                value = layout_after(facts, hop, value)
+                value = layout_chains.layout_after(facts, hop, value)
             except NoDigitsError:
                 break
-            values[last_row(hop)] = value
-            if copies(facts, [last_row(hop)]):
+            values[layout_chains.last_row(hop)] = value
+            if layout_chains.copies(facts, [layout_chains.last_row(hop)]):
                 kept = index + 1
         return evolve(chain, tail=hops[:kept])
 
     def _derive(
         self, chain: CollectiveChain, grid: Grid, values: dict[int, DigitLayout], *, copied: bool
-    ) -> tuple[tuple[int, ...], LayoutSteps, FusedGroup]:
+    ) -> tuple[tuple[int, ...], layout_chains.LayoutSteps, FusedGroup]:
         """The order in which the shards are gathered, slowest first, the steps to the chain's result, and the group."""
         start, possible = self._gathered_shape(chain, grid), []
         for preference, order in enumerate(self.orders(tuple(reversed(range(len(chain.collectives)))))):
-            steps = steps_to(values[chain.result], order, start, copied=copied)
+            steps = layout_chains.steps_to(values[chain.result], order, start, copied=copied)
             group = self.fused_group(grid, order)
             worth = steps.copies, len(steps.steps), group.name is None, not group.sorted, preference
             possible.append((worth, order, steps, group))
         _, order, steps, group = min(possible, key=lambda found: found[0])
-        if steps.copies > copies(self.facts, chain.rows):
+        if steps.copies > layout_chains.copies(self.facts, chain.rows):
             raise RefusedError("would copy what is not copied now")
         if why := self.unmakeable(group):
             raise why
@@ -385,7 +371,9 @@ class GatherChains(ChainFusion):
         readers = {row: users for row, users in outside.items() if users}
         for row, users in readers.items():
             for user in users:
-                in_backward = {phase(facts, row), phase(facts, user)} == {int(Phase.BACKWARD)}
+                in_backward = {layout_chains.phase(facts, row), layout_chains.phase(facts, user)} == {
+                    int(Phase.BACKWARD)
+                }
                 changes = facts.flags[user] & (Flag.WRITES | Flag.EFFECTFUL) or facts.ops[user] != "call_function"
                 if changes or not in_backward or facts.targets[row] == GATHER:
                     raise RefusedError(f"other consumer: {facts.names[user]}")
@@ -434,7 +422,7 @@ class GatherChains(ChainFusion):
         for row in readers:
             if lacking[row] != first:
                 raise refused[row]
-            steps = steps_to(values[row], order[len(fixed) :], shape)
+            steps = layout_chains.steps_to(values[row], order[len(fixed) :], shape)
             if steps.copies or not self._lies_as(row, steps.stride):
                 raise refused[row]
             replaced[row] = new.follow(part, steps, row).name
@@ -524,21 +512,21 @@ class ScatterChains(ChainFusion):
                 if value.shape != facts.shapes[wait]:
                     raise RefusedError(f"sizes not fixed: {facts.names[wait]}")
                 for hop in chain.between[place] if place < len(chain.between) else ():
-                    value = layout_after(facts, hop, value)
-                    if value.shape != facts.shapes[last_row(hop)]:
-                        raise RefusedError(f"sizes not fixed: {facts.names[last_row(hop)]}")
+                    value = layout_chains.layout_after(facts, hop, value)
+                    if value.shape != facts.shapes[layout_chains.last_row(hop)]:
+                        raise RefusedError(f"sizes not fixed: {facts.names[layout_chains.last_row(hop)]}")
         except NoDigitsError as why:
             raise RefusedError(str(why) or "parts do not lie side by side") from None
         return taken, value
 
     def _derive(
         self, grid: Grid, taken: list[Digits], left: DigitLayout, shape: tuple[int, ...]
-    ) -> tuple[LayoutSteps, FusedGroup]:
+    ) -> tuple[layout_chains.LayoutSteps, FusedGroup]:
         """The rank order for which the source needs no copy, and the views that it takes."""
         refused: RefusedError | None = None
         for order in self.orders(tuple(range(len(taken)))):
             slow = tuple(digit for place in order for digit in taken[place])
-            steps = steps_to(DigitLayout((slow + left.dims[0], *left.dims[1:])), (), shape)
+            steps = layout_chains.steps_to(DigitLayout((slow + left.dims[0], *left.dims[1:])), (), shape)
             if not steps.copies and is_contiguous(steps.shape, steps.stride):
                 group = self.fused_group(grid, order)
                 refused = self.unmakeable(group)

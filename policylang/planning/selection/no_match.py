@@ -21,15 +21,7 @@ from policylang.language.operators import PRELUDE_NAME
 from policylang.language.selectors import nth, own_words, predicates, rebuild, walk
 from policylang.language.shown import counted, first_lines, format_quantity, joined, listed
 from policylang.language.syntax import NOWHERE, TIMES, Predicate, Scope, Selector
-from policylang.planning.selection.selectors import (
-    GATHERED,
-    ORIGINS,
-    Selections,
-    compile_predicate,
-    effective_scope,
-    group_keys,
-    parts_first,
-)
+from policylang.planning.selection import selectors
 
 _known: WeakKeyDictionary[Facts, dict[str, str]] = WeakKeyDictionary()
 _MOST_PARTS = 12
@@ -38,10 +30,12 @@ _MOST_ANNOTATIONS = 6
 _KIND_WORDS = {InputKind.PARAMETER: "a parameter", InputKind.BUFFER: "a buffer", InputKind.USER: "the user's"}
 
 
-def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
+def part_counts(selector: Selector, selections: selectors.Selections) -> tuple[str, ...]:
     """One line a part, innermost first: ``mm: 224 nodes``, ``in encoder.*: 0 of them; nearest module paths: …``."""
     lines: list[str] = []
-    for part in parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections)):
+    for part in selectors.parts_first(
+        selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections)
+    ):
         count = len(selections.rows(part))
         narrows = isinstance(part, syntax.InModule | syntax.InBlock | syntax.Where | syntax.Ordinal)
         line = f"{part_label(part)}: {f'{count:,} of them' if narrows else counted(count, 'node')}"
@@ -52,38 +46,40 @@ def part_counts(selector: Selector, selections: Selections) -> tuple[str, ...]:
     return first_lines(lines, _MOST_PARTS, "more parts")
 
 
-def missing_parts(selector: Selector, selections: Selections) -> str:
+def missing_parts(selector: Selector, selections: selectors.Selections) -> str:
     """The names and paths of a selector that are not in the graph: ``0 nodes are `mm```; empty where all are there."""
-    found = parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections))
+    found = selectors.parts_first(selector, selections.lets, is_one_part=lambda part: _is_one_part(part, selections))
     named = (part for part in found if isinstance(part, syntax.Operator | syntax.Reference | syntax.InModule))
     missing = dict.fromkeys(f"`{part_label(part)}`" for part in named if not selections.rows(part))
     return f"0 nodes are {joined(list(missing))}" if missing else ""
 
 
-def other_origin_hint(selector: Selector, selections: Selections) -> str:
+def other_origin_hint(selector: Selector, selections: selectors.Selections) -> str:
     """The test to write instead where a graph knows no input of the kind that is asked for: it may take all of them for
     the user's, as a recorded graph does. Empty where none of the user's is picked either."""
-    wheres = (part for part in parts_first(selector, selections.lets) if isinstance(part, syntax.Where))
+    wheres = (part for part in selectors.parts_first(selector, selections.lets) if isinstance(part, syntax.Where))
     for part, test in ((where, test) for where in wheres for test in predicates(where.predicate)):
         if isinstance(test, syntax.Is) and (found := _other_origin(test, part, selections)) is not None:
             return f"in a graph that does not mark its inputs, `{found[0].name}` selects {found[1]:,}; "
     return ""
 
 
-def _other_origin(test: syntax.Is, part: syntax.Where, selections: Selections) -> tuple[syntax.Is, int] | None:
+def _other_origin(
+    test: syntax.Is, part: syntax.Where, selections: selectors.Selections
+) -> tuple[syntax.Is, int] | None:
     """The test for the user's inputs in place of a kind that the graph knows none of, and how many nodes it picks."""
     if not _lacks_origin(test, selections):
         return None
-    instead = evolve(test, name="gathered input" if test.name in GATHERED else "from input")
-    count = sum(map(compile_predicate(instead, selections), selections.rows(part.selector)))
+    instead = evolve(test, name="gathered input" if test.name in selectors.GATHERED else "from input")
+    count = sum(map(selectors.compile_predicate(instead, selections), selections.rows(part.selector)))
     return (instead, count) if count else None
 
 
-def _lacks_origin(test: syntax.Is, selections: Selections) -> bool:
-    return test.name in ORIGINS and ORIGINS[test.name] not in selections.facts.input_kinds
+def _lacks_origin(test: syntax.Is, selections: selectors.Selections) -> bool:
+    return test.name in selectors.ORIGINS and selectors.ORIGINS[test.name] not in selections.facts.input_kinds
 
 
-def _is_one_part(part: Selector, selections: Selections) -> bool:
+def _is_one_part(part: Selector, selections: selectors.Selections) -> bool:
     """True for a name that matches something, or a built-in group; another name is split into its parts in turn."""
     if not isinstance(part, syntax.Reference):
         return False
@@ -102,7 +98,7 @@ def part_label(part: Selector) -> str:
     return own_words(part)
 
 
-def _hint(part: Selector, selections: Selections) -> str:
+def _hint(part: Selector, selections: selectors.Selections) -> str:
     """Names what the graph has instead of a part that matches nothing."""
     blocks = len(selections.blocks.names)
     match part:
@@ -122,7 +118,7 @@ def _hint(part: Selector, selections: Selections) -> str:
             return ""
 
 
-def _traced_hint(part: syntax.Operator | syntax.Reference, selections: Selections) -> str:
+def _traced_hint(part: syntax.Operator | syntax.Reference, selections: selectors.Selections) -> str:
     """The form in which an operation of this name, or one of a group, is traced in this graph."""
     if isinstance(part, syntax.Reference):
         is_known = selections.lets[part.name].span.source.name == PRELUDE_NAME  # else it is a name of the policy's own
@@ -142,7 +138,7 @@ def _traced_hint(part: syntax.Operator | syntax.Reference, selections: Selection
     return ""
 
 
-def _times_hint(test: syntax.Compare, part: syntax.Where, selections: Selections) -> str:
+def _times_hint(test: syntax.Compare, part: syntax.Where, selections: selectors.Selections) -> str:
     """The time that comes nearest to what was asked for, among the nodes that were left."""
     prices, facts = selections.prices, selections.facts
     assert prices is not None
@@ -156,12 +152,12 @@ def _times_hint(test: syntax.Compare, part: syntax.Where, selections: Selections
     return f"; the {least} {test.quantity} there is {format_quantity(found, 'seconds')} ({facts.names[row]})"
 
 
-def _test_hint(test: Predicate, part: syntax.Where, selections: Selections) -> str:
+def _test_hint(test: Predicate, part: syntax.Where, selections: selectors.Selections) -> str:
     match test:
         case syntax.Match(property="module", op="=="):
             return "; " + nearest_paths_hint(test.pattern, selections.facts)
         case syntax.Is() if _lacks_origin(test, selections):
-            return f"; no input of the graph is known to be {_KIND_WORDS[ORIGINS[test.name]]}"
+            return f"; no input of the graph is known to be {_KIND_WORDS[selectors.ORIGINS[test.name]]}"
         case syntax.Annotated():
             return _annotations_hint(selections.facts)
         case syntax.Compare() if test.quantity in TIMES and selections.prices is not None:
@@ -226,7 +222,7 @@ def numberless(path: str) -> str:
 _MOST = 3
 
 
-def would_match(selector: Selector, selections: Selections) -> tuple[Fix, ...]:
+def would_match(selector: Selector, selections: selectors.Selections) -> tuple[Fix, ...]:
     """A fix for each other word of a selector, as it is written, with which it picks something."""
     found = (fix for fix, other in _candidates(selector, selections) if selections.rows(other))
     return tuple(dict.fromkeys(found))[:_MOST]
@@ -261,7 +257,7 @@ def glob_span(glob: str, phrase: Span) -> Span:
     return Span(phrase.source, start - quoted, end + quoted)
 
 
-def _candidates(selector: Selector, selections: Selections) -> Iterator[tuple[Fix, Selector]]:
+def _candidates(selector: Selector, selections: selectors.Selections) -> Iterator[tuple[Fix, Selector]]:
     for part in walk(selector):
         if part.span is NOWHERE:
             continue
@@ -314,7 +310,7 @@ def _replaced(predicate: Predicate, test: Predicate, other: Predicate) -> Predic
 _MOST_BRANCHES = 6
 
 
-def why_not(selector: Selector, row: int, selections: Selections) -> str:
+def why_not(selector: Selector, row: int, selections: selectors.Selections) -> str:
     """For a node that the selector does not denote, by the one part that leaves it out already where there is just one.
     Costs no more than evaluating the selector."""
     node, facts, rows = selector, selections.facts, selections.rows
@@ -356,7 +352,7 @@ def why_not(selector: Selector, row: int, selections: Selections) -> str:
                 assert_never(node)
 
 
-def _times(node: syntax.Where, row: int, selections: Selections) -> str:
+def _times(node: syntax.Where, row: int, selections: selectors.Selections) -> str:
     """The node's time, where the predicate asks for it."""
     measures = (test.quantity for test in predicates(node.predicate) if isinstance(test, syntax.Compare))
     asked = [each for each in dict.fromkeys(measures) if each in TIMES]
@@ -370,11 +366,11 @@ def _times(node: syntax.Where, row: int, selections: Selections) -> str:
     return f": {joined(list(said))}"
 
 
-def _position(node: syntax.Ordinal, row: int, selections: Selections) -> str:
+def _position(node: syntax.Ordinal, row: int, selections: selectors.Selections) -> str:
     """``the 3rd of 7 in block 4``."""
     rows, block = selections.rows(node.selector), selections.blocks.block_of[row]
-    scope = effective_scope(node.scope, bool(selections.blocks.names))
-    keys = group_keys(scope, rows, selections.facts, selections.blocks, selections.chains)
+    scope = selectors.effective_scope(node.scope, bool(selections.blocks.names))
+    keys = selectors.group_keys(scope, rows, selections.facts, selections.blocks, selections.chains)
     key = keys[rows.index(row)]
     if key is None:
         return "outside every block"
