@@ -13,16 +13,7 @@ from torch import Tensor, nn
 
 from policylang.graph.facts import InputKind
 from policylang.operators.calls import updated_statistics
-from policylang.torch_compat.eager import (
-    WeakTensorKeyDictionary,
-    default_generator,
-    detached,
-    ignored_operators,
-    storage_address,
-    storage_bytes,
-    storage_is_freed,
-    version,
-)
+from policylang.torch_compat import eager
 from policylang.torch_compat.graphs import HigherOrderOperator, schema_of, side_effect_functions
 from policylang.torch_compat.tracing import take_apart
 from policylang.tracing.step import read_state
@@ -64,7 +55,7 @@ class Origins:
     state: set[int] = field(factory=set)
     """The memory from outside, by address, that the block has written to: its next call writes there again."""
     _outside: set[int | None] = field(factory=set)
-    _by_tensor: Any = field(factory=WeakTensorKeyDictionary)
+    _by_tensor: Any = field(factory=eager.WeakTensorKeyDictionary)
     _by_place: dict[Geometry, TensorOrigin] = field(factory=dict)
 
     def of(self, tensor: Tensor) -> TensorOrigin:
@@ -74,7 +65,7 @@ class Origins:
             kind, name = self.given.get(id(tensor), (InputKind.OTHER, ""))
             found = TensorOrigin(OUTSIDE, len(self.externals))
             self.externals.append(External(tensor, kind, name))
-            self._outside.add(storage_address(tensor))
+            self._outside.add(eager.storage_address(tensor))
             self.put(tensor, found)
         return found
 
@@ -97,7 +88,7 @@ class Origins:
 
     def finish(self) -> None:
         """Called when the block has returned: memory that it has filled and freed is filled in each of its runs."""
-        self.state -= addresses(each.tensor for each in self.externals if storage_is_freed(each.tensor))
+        self.state -= addresses(each.tensor for each in self.externals if eager.storage_is_freed(each.tensor))
 
     def forget(self, gone: Iterable[Tensor]) -> None:
         """Memory is about to be given back: what lies there later is another value."""
@@ -126,7 +117,7 @@ class Origins:
         first: dict[int, int] = {}
         found: dict[int, int] = {}
         for number, external in enumerate(self.externals):
-            at = storage_address(external.tensor)
+            at = eager.storage_address(external.tensor)
             if at in self.state and first.setdefault(at, number) != number:
                 found[number] = first[at]
         return found
@@ -134,7 +125,7 @@ class Origins:
 
 def addresses(tensors: Iterable[Tensor]) -> set[int]:
     """Which memory tensors lie in."""
-    return {at for part in take_apart(list(tensors))[0] if (at := storage_address(part)) is not None}
+    return {at for part in take_apart(list(tensors))[0] if (at := eager.storage_address(part)) is not None}
 
 
 def described(module: nn.Module, inputs: Iterable[Tensor]) -> dict[int, tuple[InputKind, str]]:
@@ -150,7 +141,7 @@ def described(module: nn.Module, inputs: Iterable[Tensor]) -> dict[int, tuple[In
 
 def memory_of(tensor: Tensor) -> tuple[int, int]:
     """The version of a tensor's memory, and its size."""
-    return version(tensor), storage_bytes(tensor)
+    return eager.version(tensor), eager.storage_bytes(tensor)
 
 
 @frozen(eq=False)
@@ -182,7 +173,7 @@ class NotedTensor:
 
     @classmethod
     def of(cls, tensor: Tensor) -> NotedTensor:
-        return cls(tensor, (storage_address(tensor), version(tensor)))
+        return cls(tensor, (eager.storage_address(tensor), eager.version(tensor)))
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:
@@ -196,7 +187,7 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
 
 def without_history(value: Any) -> Any:
     """A result as detached tensors of the same memory."""
-    return mapped(detached, value)
+    return mapped(eager.detached, value)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -217,13 +208,13 @@ def leaves_in(value: Any, kind: type[_T] | tuple[type[_T], ...]) -> Iterator[_T]
 
 
 def _place(tensor: Tensor) -> Geometry | None:
-    address = storage_address(tensor)
+    address = eager.storage_address(tensor)
     if address is None:
         return None
     return address, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-_IGNORED = ignored_operators()
+_IGNORED = eager.ignored_operators()
 VIEW = torch.ops.aten.view.default
 
 
@@ -351,7 +342,7 @@ class GeneratorState:
             device = kwargs.get("device")
             if device is None:
                 device = next((value.device for value in args if isinstance(value, torch.Tensor)), "cpu")
-            generator = default_generator(torch.device(device))
+            generator = eager.default_generator(torch.device(device))
         return cls(generator, None if generator is None else generator.get_state())
 
     @contextmanager

@@ -17,36 +17,15 @@ from attrs import define
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from policylang.backends.eager import problems
+from policylang.backends.eager import origins, problems
 from policylang.backends.eager.first_call import BlockMode, note_write
 from policylang.backends.eager.followed_call import DRAW, FREED, KEEP, PASS, QUIET, RUN, FollowedCall, without_unread
 from policylang.backends.eager.offloaded import back
-from policylang.backends.eager.origins import (
-    VIEW,
-    GeneratorState,
-    HeldResult,
-    NotedTensor,
-    is_no_step,
-    is_same_view,
-    numbers_among,
-    tensors_in,
-    without_history,
-    writes,
-    written_by,
-)
 from policylang.backends.runtime import recomputation
 from policylang.errors import PolicyGraphError
 from policylang.operators.calls import statistics_positions
+from policylang.torch_compat import eager
 from policylang.torch_compat.compilers import is_profiling, named_range
-from policylang.torch_compat.eager import (
-    keeps_graph,
-    running_backward,
-    saved_tensor_hooks,
-    set_versions,
-    storage_address,
-    storage_is_freed,
-    version,
-)
 from policylang.torch_compat.graphs import outside_of_modes, schema_of
 from policylang.torch_compat.tracing import take_apart
 
@@ -59,7 +38,7 @@ class SavedTensor:
     """The checkpoint's placeholder."""
     written: int
     """The version of its memory."""
-    recomputed: HeldResult | None = None
+    recomputed: origins.HeldResult | None = None
     by: int = -1
     """The backward that has recomputed it. In that one the checkpoint returns it, and frees it."""
 
@@ -72,16 +51,16 @@ SavedTensors = list[ref[SavedTensor]]
 def noting_saved(tensors: SavedTensors, name: str, check: Callable[[Tensor, int], None]) -> Iterator[None]:
     """Around a forward in a checkpoint: adds what autograd saves. ``name``: the block's, as a sentence names it;
     ``check`` is told what a backward is given, and how often its memory had been written to."""
-    save, give = saved_tensor_hooks()
+    save, give = eager.saved_tensor_hooks()
 
     def pack(value: Tensor) -> SavedTensor:
-        saved = SavedTensor(save(value), version(value))
+        saved = SavedTensor(save(value), eager.version(value))
         tensors.append(ref(saved))
         return saved
 
     def unpack(saved: SavedTensor) -> Tensor:
         held = saved.recomputed
-        if held is None or saved.by == running_backward():
+        if held is None or saved.by == eager.running_backward():
             value: Tensor = give(saved.packed)
             saved.recomputed = None
         else:
@@ -99,8 +78,8 @@ def noting_saved(tensors: SavedTensors, name: str, check: Callable[[Tensor, int]
 @contextmanager
 def handing_over(tensors: Sequence[ref[SavedTensor]]) -> Iterator[None]:
     """Around a recomputation: what it makes is given to those nodes of the forward that are still there."""
-    save, give = saved_tensor_hooks()
-    each, running = iter(tensors), running_backward()
+    save, give = eager.saved_tensor_hooks()
+    each, running = iter(tensors), eager.running_backward()
     made: list[tuple[SavedTensor, Tensor]] = []
 
     def pack(value: Tensor) -> Any:
@@ -115,7 +94,7 @@ def handing_over(tensors: Sequence[ref[SavedTensor]]) -> Iterator[None]:
             yield
     finally:  # by now a write that was not done again is not counted any more
         for saved, value in made:
-            saved.recomputed, saved.by = HeldResult.of(value), running
+            saved.recomputed, saved.by = origins.HeldResult.of(value), running
         made.clear()
 
 
@@ -134,26 +113,26 @@ class ForwardMode(BlockMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         at = self._at
-        if self._operators[at] is not func or self.suspended or (func is VIEW and is_same_view(args)):
+        if self._operators[at] is not func or self.suspended or (func is origins.VIEW and origins.is_same_view(args)):
             return self._other(func, types, args, kwargs or {})
         self._at = at + 1
         read = self._noted.get(at)
         if read is not None:
-            tensors = list(tensors_in((args, kwargs)))
-            self._call.noted[at] = {number: NotedTensor.of(tensors[number]) for number in read}
+            tensors = list(origins.tensors_in((args, kwargs)))
+            self._call.noted[at] = {number: origins.NotedTensor.of(tensors[number]) for number in read}
         kind = self._kinds[at]
         if at in self._numbered:
-            self._call.numbers[at] = numbers_among(args, kwargs or {})
+            self._call.numbers[at] = origins.numbers_among(args, kwargs or {})
         if kind == DRAW:
-            self._call.states[at] = GeneratorState.before(args, kwargs or {})
+            self._call.states[at] = origins.GeneratorState.before(args, kwargs or {})
         out = func(*args, **kwargs) if kwargs else func(*args)
         if kind == KEEP:
-            held = without_history(without_unread(out, self._call.instructions.read.get(at)))
-            self._call.entries[at] = HeldResult.of(held)
-            if writes(func):
-                note_write(tensors_in(written_by(func, args, kwargs or {})))
+            held = origins.without_history(without_unread(out, self._call.instructions.read.get(at)))
+            self._call.entries[at] = origins.HeldResult.of(held)
+            if origins.writes(func):
+                note_write(origins.tensors_in(origins.written_by(func, args, kwargs or {})))
         elif kind == PASS:
-            written = self._call.passed[at] = list(tensors_in(written_by(func, args, kwargs or {})))
+            written = self._call.passed[at] = list(origins.tensors_in(origins.written_by(func, args, kwargs or {})))
             note_write(written)
         if at in self._leaving:
             self._call.leave(self._leaving[at])
@@ -172,7 +151,7 @@ class ForwardMode(BlockMode):
     def _other(self, func: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if self.suspended:
             return self.aside(func, types, args, kwargs)
-        if is_no_step(func, args):
+        if origins.is_no_step(func, args):
             return func(*args, **kwargs)
         call = self._call
         if call.drifted_at is None:
@@ -201,7 +180,7 @@ class RecomputeMode(BlockMode):
         self._call = call
         self._at = 0
         self._within = within
-        self._frees = not within and not keeps_graph()
+        self._frees = not within and not eager.keeps_graph()
         self._ranged = is_profiling()
         self._not_written: list[tuple[Tensor, int]] = []
         call.note_freed()
@@ -213,8 +192,8 @@ class RecomputeMode(BlockMode):
         if self.suspended:
             return self.aside(func, types, args, kwargs)
         call, at = self._call, self._at
-        if call.ran(at) is not func or (func is VIEW and is_same_view(args)):
-            found = None if is_no_step(func, args) else self._elsewhere(func)
+        if call.ran(at) is not func or (func is origins.VIEW and origins.is_same_view(args)):
+            found = None if origins.is_no_step(func, args) else self._elsewhere(func)
             if found is None:
                 return func(*args, **kwargs)
             at = found
@@ -224,10 +203,10 @@ class RecomputeMode(BlockMode):
             if at in call.numbers:
                 self._check_numbers(at, func, args, kwargs)
             if at in call.noted:
-                self._check(at, func, list(tensors_in((args, kwargs))))
+                self._check(at, func, list(origins.tensors_in((args, kwargs))))
         if kind == KEEP and (at in call.entries or not self._within):
-            if writes(func):
-                self._leave_uncounted(written_by(func, args, kwargs))
+            if origins.writes(func):
+                self._leave_uncounted(origins.written_by(func, args, kwargs))
             return self._held(at, func)  # without early stop a run within goes on, past where the forward is
         if not self._ranged:
             return self._recompute(kind, at, func, args, kwargs)
@@ -248,18 +227,18 @@ class RecomputeMode(BlockMode):
 
     def _skip_write(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The return value of an operator that writes: the arguments that it wrote to."""
-        targets = written_by(func, args, kwargs)
+        targets = origins.written_by(func, args, kwargs)
         self._leave_uncounted(targets)
         returns = len(schema_of(func).returns)
         return (targets[0] if returns == 1 else tuple(targets)) if returns else None
 
     def _leave_uncounted(self, targets: Sequence[Any]) -> None:
-        self._not_written += [(each, version(each)) for each in tensors_in(targets)]
+        self._not_written += [(each, eager.version(each)) for each in origins.tensors_in(targets)]
 
     def __exit__(self, *error: Any) -> None:
         if self._not_written:  # the first count of each tensor comes last
             tensors, versions = zip(*reversed(self._not_written), strict=True)
-            set_versions(tensors, versions)
+            eager.set_versions(tensors, versions)
             self._not_written.clear()
         super().__exit__(*error)
 
@@ -290,7 +269,7 @@ class RecomputeMode(BlockMode):
         """Raises ``PolicyGraphError`` where an operator is called with other numbers, whether or not it runs: what has
         counted or drawn them has done so again, and goes on from there in the next step."""
         call = self._call
-        then, now = call.numbers[at], numbers_among(args, kwargs)
+        then, now = call.numbers[at], origins.numbers_among(args, kwargs)
         if then != now and repr(then) != repr(now):  # nan is not itself
             raise problems.OTHER_NUMBER.error(name=call.name, operator=func, number=at + 1, then=then, now=now)
 
@@ -299,8 +278,10 @@ class RecomputeMode(BlockMode):
         noted = self._call.noted[at]
         for number in self._call.read_again(at):
             then, (address, written) = noted[number].tensor, noted[number].memory
-            same = (tensors[number] is then or _same_value(tensors[number], then)) and storage_address(then) == address
-            if not same or version(then) != written or self._call.written_by_blocks(address):
+            same = (tensors[number] is then or _same_value(tensors[number], then)) and eager.storage_address(
+                then
+            ) == address
+            if not same or eager.version(then) != written or self._call.written_by_blocks(address):
                 self._call.changed(at, number, same)
 
     def _check_kept(self) -> None:
@@ -313,9 +294,9 @@ class RecomputeMode(BlockMode):
                 then, (address, written) = call.noted[at][number].tensor, call.noted[at][number].memory
                 if number in call.read_again(at):
                     continue
-                if storage_address(then) != address:
+                if eager.storage_address(then) != address:
                     call.changed(at, number, same=False)
-                elif version(then) != written:
+                elif eager.version(then) != written:
                     call.written_since_kept.setdefault(address, (at, number))
 
     def _held(self, at: int, func: Any) -> Any:
@@ -330,7 +311,7 @@ class RecomputeMode(BlockMode):
         if self._frees:
             call.entries[at] = FREED
             return back(entry.value, call.name)
-        return back(without_history(entry.value), call.name)
+        return back(origins.without_history(entry.value), call.name)
 
 
 def _same_value(now: Tensor, then: Tensor) -> bool:
@@ -338,7 +319,7 @@ def _same_value(now: Tensor, then: Tensor) -> bool:
     it has freed in between: freed memory cannot be compared."""
     parts = take_apart([now])[0], take_apart([then])[0]
     for new, old in zip(*parts, strict=True):
-        if storage_address(new) == storage_address(old) or storage_is_freed(old):
+        if eager.storage_address(new) == eager.storage_address(old) or eager.storage_is_freed(old):
             continue
         if parts[0][0] is not now or new.shape != old.shape or new.dtype != old.dtype:
             return False
