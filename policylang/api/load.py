@@ -65,8 +65,7 @@ def device_of(given: DeviceLike | None) -> DeviceProfile | None:
 
 
 def on_device(policy: Policy, device: DeviceLike | None) -> Policy:
-    """The policy with another device, so that it counts wherever the policy does: in plans, digests and the keys of
-    caches. Raises as :func:`load_device` does."""
+    """The policy with another device, in plans, digests and cache keys too. Raises as :func:`load_device` does."""
     profile = device_of(device)
     if profile is None:
         return policy

@@ -403,10 +403,8 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> outcome.Audit:
     found = read(facts, graph)
     again = {row for row in facts.forward if recomputes(decisions[row])}
 
-    def is_kept(row: int) -> bool:
-        return row not in again or found.held.get(roots[row], -1) <= found.crossing[row]
-
-    saved = list(filter(is_kept, found.saved))
+    held = found.held
+    saved = [row for row in found.saved if row not in again or held.get(roots[row], -1) <= found.crossing[row]]
     late = (row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD)
     read_late = {source for row in late for source in facts.inputs[row]}
     on_host = {copy.row: copy for copy in found.copies if copy.fetched}

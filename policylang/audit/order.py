@@ -632,8 +632,7 @@ class CodeAudit:
         return [found for is_backward, source in codes for found in self.check(HALVES[is_backward], source)]
 
     def check(self, half: str, source: str, arrived: Iterable[CommunicationStep] = ()) -> list[Diagnostic]:
-        """Compare the generated code of a graph. ``arrived``: its steps as Inductor received it, which distinguish
-        several partitions."""
+        """Compare a graph's generated code. ``arrived``: its steps as Inductor got it, which tell partitions apart."""
         candidates, order = self.planned[half], list(arrived)
         planned = next((steps for steps in candidates if list(steps) == order), candidates[-1] if candidates else ())
         operators = {step.operator for step in planned}

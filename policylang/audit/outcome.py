@@ -431,8 +431,7 @@ _HALVES = (GraphKind.FORWARD, GraphKind.BACKWARD)
 
 
 def plan_report(plan: Plan) -> Report:
-    """The report on a graph that is planned and not partitioned: decisions and rules, no bytes. Of a forward or
-    backward graph by itself: its rewrites."""
+    """The report on a graph that is planned and not partitioned: decisions and rules; of half a step its rewrites."""
     # buckets of a joint graph are made on its forward and backward graph
     report = _report(plan, None, plan.order if plan.facts.kind is not GraphKind.JOINT else None)
     if plan.facts.kind not in _HALVES:

@@ -105,8 +105,7 @@ def policy_key(policy: Policy, *, root: str) -> str:
 
 @cache
 def code_digest() -> str:
-    """Over the source files that decide what a policy does to a graph, the version of the language among them, and over
-    which findings stop a compile."""
+    """Over the sources that decide what a policy does to a graph, the language's version, and what stops a compile."""
     found = acting_sources(files("policylang"))
     words = [word for path, content in found.items() for word in (path, hashlib.sha256(content).hexdigest())]
     words += [f"{code} {CODES[code].severity.value}" for code in sorted(CODES)]

@@ -100,13 +100,6 @@ GRAPH_CHANGED = Problem(
 )
 
 
-def _check_same_graph(nodes: Sequence[fx.Node], facts: Facts) -> None:
-    """Raise PolicyGraphError where the graph is not the one that ``facts`` describe."""
-    if (difference := first_difference(nodes, facts)) is not None:
-        at, found, planned = difference
-        raise GRAPH_CHANGED.error(at=at, planned=planned or "nothing more", found=found or "nothing more")
-
-
 def _check_recomputations(plan: Plan, nodes: Sequence[fx.Node], memory: GraphMemory) -> None:
     """Raise PolicyMatchError for every copy that would not compute what the forward computed."""
     reasons: dict[int, str] = {}
@@ -150,7 +143,9 @@ def rematerialise(gm: fx.GraphModule, plan: Plan) -> None:
     where a value would be recomputed from other bytes than the forward saw, and ``PolicyGraphError`` where the graph is
     not the one that was planned; the graph is then untouched."""
     nodes = list(gm.graph.nodes)
-    _check_same_graph(nodes, plan.facts)
+    if (difference := first_difference(nodes, plan.facts)) is not None:
+        at, found, planned = difference
+        raise GRAPH_CHANGED.error(at=at, planned=planned or "nothing more", found=found or "nothing more")
     memory = memory_of(nodes, plan.facts.phases)
     _check_recomputations(plan, nodes, memory)
     finalize.write(gm.graph, plan)  # before there are copies: a backward node carries no tag

@@ -298,9 +298,8 @@ def crossings(
 def move_across(
     facts: Facts, schedule: Schedule, crossing: Sequence[Crossing], forward: fx.Graph, backward: fx.Graph
 ) -> None:
-    """Have the values that cross at these places wait on the host, or in a narrower form: the forward returns that in
-    place of them, and the backward takes it and fetches or widens them before what reads the values. One pass over each
-    graph."""
+    """Have the values that cross at these places wait on the host, or in a narrower form: the forward returns that, and
+    the backward fetches or widens it before what reads the values. One pass over each graph."""
     if not crossing:
         return
     output = forward.output_node()
@@ -385,8 +384,7 @@ class Partition:
     groups: tuple[RankOrder, ...] = ()
     """The process groups that were found or made for both."""
     schedule: Schedule | None = None
-    """The order that both were brought into, on the nodes of the plan: equal nodes merged, and min-cut asked. What was
-    rewritten once they were apart is not in it."""
+    """The order that both were brought into, on the plan's nodes, equal ones merged; without the later rewrites."""
     orders: Mapping[str, Plan] = field(factory=dict)
     """The plans of the ``forward`` and of the ``backward``, where the policy has scheduling lines."""
 

@@ -66,12 +66,6 @@ def parser(words: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     return top
 
 
-def _overview() -> str:
-    longest = max(map(len, COMMANDS))
-    lines = (f"  {name.ljust(longest)}  {summary}" for name, (_, summary) in COMMANDS.items())
-    return "\n".join(("usage: policylang COMMAND …", "", *lines, "", "policylang COMMAND --help has examples of each"))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. ``arguments`` default to those of the process."""
     if not _have_streams():
@@ -83,7 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             words = sys.argv[1:] if arguments is None else arguments
             if not words:
-                tell(_overview())
+                longest = max(map(len, COMMANDS))
+                lines = (f"  {name.ljust(longest)}  {summary}" for name, (_, summary) in COMMANDS.items())
+                tell(
+                    "\n".join(
+                        (
+                            "usage: policylang COMMAND …",
+                            "",
+                            *lines,
+                            "",
+                            "policylang COMMAND --help has examples of each",
+                        )
+                    )
+                )
                 return Exit.USAGE
             options = parser(words).parse_args(words)
         except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0

@@ -93,7 +93,10 @@ def _sense(words: Sequence[Lexeme], at: int) -> tuple[str, Sense] | None:
     if word.type in ("SAVED", "OFFLOADED") and _text(words, at - 1) == "recorded":
         return f"recorded {word}", "predicate"
     if word.type in ("SAVED", "RECOMPUTED"):
-        return _saved(words, at)
+        if at != 1:
+            return str(words[at]), "fate"
+        kind = _text(words, at + 1) if _kind(words, at + 1) == "NAME" else ""
+        return f"{words[at]} {kind}".rstrip(), "figure"
     if word.type in ("FROM", "IS"):
         return ("from", "position") if after == "ORDINAL" else _flag(words, at)
     text = " ".join(word.split())
@@ -109,13 +112,6 @@ def _block(words: Sequence[Lexeme], at: int) -> tuple[str, Sense]:
         return "crosses block", "predicate"
     counts = _kind(words, at - 1) == "PER" and words[0].type != "BUCKET" and not _is_total(words)
     return ("block", "scope") if counts else (str(words[at]), "place")
-
-
-def _saved(words: Sequence[Lexeme], at: int) -> tuple[str, Sense]:
-    if at != 1:
-        return str(words[at]), "fate"
-    kind = _text(words, at + 1) if _kind(words, at + 1) == "NAME" else ""
-    return f"{words[at]} {kind}".rstrip(), "figure"
 
 
 def _is_total(words: Sequence[Lexeme]) -> bool:
@@ -305,8 +301,7 @@ _SELECTORS = tuple(each for each in get_args(syntax.Selector) if each not in _NA
 
 
 def hover(state: State, offset: int, *, markdown: bool = True) -> types.Hover | None:
-    """Explains the word at a character offset, else the statement around it; None in comments and between statements.
-    ``markdown``: whether the client shows it."""
+    """Explains the word at an offset, else the statement around it; None in comments and between statements."""
     pointed = pointed_at(state, offset)
     if pointed is None:
         return None
@@ -359,17 +354,13 @@ def _whole(state: State, pointed: Pointed) -> tuple[Article, int, int]:
     elif statement is not None:
         found = statements.statement_article(state, statement)
         article.policy(text).follow(found)
-        if not found.blocks and (opening := _opening(pointed)) is not None:
+        meanings = (meaning_at(pointed.words, at) for at in range(min(2, len(pointed.words))))
+        kinds = (each for each in meanings if each is not None and each.sense in ("statement", "action"))
+        if not found.blocks and (opening := next(kinds, None)) is not None:
             article.say(with_code(opening.text))
     elif (said := meaning_at(pointed.words, 0)) is not None:
         article = _meaning(said)
     return article, pointed.start, pointed.end
-
-
-def _opening(pointed: Pointed) -> Meaning | None:
-    """The meaning of the word that names the kind of statement."""
-    found = (meaning_at(pointed.words, at) for at in range(min(2, len(pointed.words))))
-    return next((each for each in found if each is not None and each.sense in ("statement", "action")), None)
 
 
 def _meaning(said: Meaning, before: Article | None = None) -> Article:
@@ -454,7 +445,8 @@ def _labelled(state: State, start: int, end: int) -> Iterator[tuple[GraphState, 
         at = statement.span.end
         if start <= at <= end and (label := statements.statement_hint(state, graph, statement)):
             yield graph, statement, at, label
-    totals, first = statements.policy_hint(graph), _first_statement(state)
+    totals, own = statements.policy_hint(graph), statements_of(state)
+    first = next((each for each in own if isinstance(each, syntax.PolicyName)), own[0] if own else None)
     if totals and first is not None and start <= first.span.end <= end:
         yield graph, None, first.span.end, totals
 
@@ -476,12 +468,6 @@ def stale_hints(before: State, positions: Positions) -> tuple[StaleHint, ...]:
             is_same = old[each.line] == new[line]
             found.append(StaleHint(line, each.column if is_same else len(new[line].rstrip()), each.label))
     return tuple(found)
-
-
-def _first_statement(state: State) -> Statement | None:
-    """The statement that shows the totals: the ``policy`` line, else the first."""
-    own = statements_of(state)
-    return next((each for each in own if isinstance(each, syntax.PolicyName)), own[0] if own else None)
 
 
 def _tooltip(state: State, graph: GraphState, statement: Statement) -> Article:

@@ -398,8 +398,7 @@ class OpenDocuments:
         return None if opened is None else opened.state
 
     async def settled(self, uri: str) -> State | None:
-        """The state with the plan, selections and breakdown of the text as it is now; of a later text where there was a
-        change while it was made."""
+        """The state with the plan, selections and breakdown of the text as it is now, or has become meanwhile."""
         while (opened := self._open.get(uri)) is not None and opened.task is not None and opened.pending:
             await asyncio.wait([opened.task])
         return self.state(uri)

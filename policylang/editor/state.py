@@ -278,8 +278,7 @@ class Positions:
         return types.Position(line, self._units(self.text[self._starts[line] : offset]))
 
     def offset(self, position: types.Position) -> int:
-        """The character offset of a position; one behind its line is the line's end, one behind the text its end, one
-        within a character its start."""
+        """The character offset of a position: behind its line or the text, the end; in a character, its start."""
         if position.line >= len(self._starts):
             return len(self.text)
         start = self._starts[position.line]

@@ -256,13 +256,9 @@ def rule_article(graph: GraphState, index: int) -> Article:
 def rule_figures(graph: GraphState, index: int) -> Article:
     """The figures of a rule, without names of nodes and parts of the selector."""
     plan, outcome = graph.plan, graph.plan.rules[index]
-    article = Article().say(f"It {counts_text(outcome)}.", *_amounts(graph, index))
+    counts = f"matches {shown.counted(len(outcome.matched), 'node')}, decides {len(outcome.decided):,}"
+    article = Article().say(f"It {counts}.", *_amounts(graph, index))
     return article.items(taken_over(plan, outcome)).say(*worth_text(graph, index))
-
-
-def counts_text(outcome: RuleOutcome) -> str:
-    """The words of ``policylang explain --rule``."""
-    return f"matches {shown.counted(len(outcome.matched), 'node')}, decides {len(outcome.decided):,}"
 
 
 def taken_over(plan: Plan, outcome: RuleOutcome) -> Iterator[str]:
@@ -622,8 +618,7 @@ def line_hint(found: Communication, line: LineInOrder) -> str:
 
 
 def picked(graph: GraphState, let: syntax.Let) -> int | None:
-    """The number of collectives in the whole step that the lines pick by a name that only they use. None
-    for every other name, and until it is known."""
+    """How many collectives the lines pick by a name that only they use. None for other names, and until known."""
     policy = graph.plan.policy
     if let.name in graph.index.named_by_rules:
         return None

@@ -152,8 +152,7 @@ class BlockTable:
     block_of: Sequence[int]
     """Node to block number, -1 outside every block."""
     names: tuple[str, ...]
-    """The module path of each block; of an activation-checkpoint region, ``region 3``; of a graph without module paths,
-    ``repeated stretch 3``."""
+    """Of each block the module path; ``region 3`` of checkpoints; without module paths ``repeated stretch 3``."""
     alone: int | None = None
     """The number of the block that the whole graph is, if each block is compiled as a graph."""
 
@@ -164,8 +163,7 @@ def blocks_of(facts: Facts, matcher: ModuleMatcher | None = None) -> BlockTable:
     With a matcher, each module that it matches is one. Without, each activation-checkpoint region if the graph has any,
     else the numbered children of the largest ``ModuleList``; a backward alone does not carry its regions. A node
     without a module path is in its producer's block. In a forward or backward graph that carries neither module paths
-    nor regions, the stretches of operators that repeat are the blocks, whatever a matcher asks for
-    (:mod:`policylang.graph.blocks`)."""
+    nor regions, the stretches of operators that repeat are the blocks, whatever a matcher asks for."""
     if has_no_modules(facts):
         block_of, count = repeated_stretches(facts)
         return BlockTable(block_of, tuple(f"repeated stretch {number}" for number in range(count)))

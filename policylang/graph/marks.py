@@ -44,8 +44,7 @@ BACKWARD = "backward"
 EPILOGUE = "epilogue"
 """The nodes after every gradient: the write-back of buffers, the optimizer's step."""
 SESSION = "__policylang_session__"
-"""The attribute of a checkpoint's ``context_fn`` that is ours, or of what it is a partial of: its session, whose
-``policy`` it follows."""
+"""The attribute of a checkpoint's ``context_fn`` that is ours: its session, whose ``policy`` it follows."""
 COMPILER = "__policylang_compiler__"
 """The attribute of a backend for ``torch.compile`` that follows a policy."""
 ALL = (PROVENANCE, SAVED, USER_TAG, REWRITTEN)

@@ -62,9 +62,8 @@ class GraphMemory:
 
 
 def memory_of(nodes: Sequence[fx.Node], phases: Sequence[int], state: Collection[fx.Node] = ()) -> GraphMemory:
-    """The memory of a flat graph whose phases are known. O(nodes + edges). ``state``: inputs to whose memory every run
-    of the forward writes, of which there may be several before the first backward. A recomputation reads other bytes
-    there, wherever the write is."""
+    """The memory of a flat graph whose phases are known. O(nodes + edges). ``state``: inputs that every run of the
+    forward writes to, of which several may come before a backward. A recomputation reads other bytes there."""
     nothing = GraphMemory(range(len(nodes)), {}, [-1] * len(nodes), {}, {}, bytes(len(nodes)), frozenset(), ())
     if not any(map(calls.may_write, nodes)):
         return nothing

@@ -204,8 +204,7 @@ def _positions(placeholders: Sequence[fx.Node]) -> dict[fx.Node, int]:
 
 
 def _attribute(module: fx.GraphModule | None, node: fx.Node) -> Input:
-    """The subgraph, constant, or parameter not lifted to an input that a ``get_attr`` reads. Without a module, as in a
-    recorded graph, the node's value decides."""
+    """The subgraph, constant, or unlifted parameter that a ``get_attr`` reads. Without a module, its value decides."""
     path = str(node.target)
     value = node.meta.get("val") if module is None else attribute(module, path)
     if isinstance(value, torch.nn.Parameter):
@@ -361,8 +360,7 @@ def has_backward(graph: fx.Graph) -> bool:
 
 
 def kind_of(marks: PhaseMarks, targets: Sequence[str]) -> GraphKind:
-    """The kind of graph that the marks describe. Raises ``PolicyGraphError`` (APL340) if the graph calls backward
-    operators and no node is marked backward."""
+    """The kind of graph. Raises ``PolicyGraphError`` (APL340) for backward operators with no node marked backward."""
     tagged_backward = any(tag in _BACKWARD_TAGS for tag in marks.tags)
     descs = [desc for desc in marks.output_descs if desc is not None]
     if descs and (tagged_backward or marks.tangents):

@@ -130,8 +130,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def policy_files(path: str) -> list[str]:
-    """The files of a path, in order: of a folder every policy file below it, else the path itself. An empty folder is
-    returned itself, so that it is reported."""
+    """The policy files of a path, in order: all below a folder. An empty folder is returned itself, to be reported."""
     if not os.path.isdir(path):  # nor is the empty path, which `Path` takes for the current folder
         return [path]
     return sorted(str(file) for file in Path(path).rglob(f"*{SUFFIX}") if file.is_file()) or [path]
@@ -160,8 +159,7 @@ def _missing(path: Path, name: str) -> Diagnostic:
 
 
 def meant_files(path: Path, name: str) -> tuple[str, ...]:
-    """Names that an include of a missing file may have meant: files beside it, and ``<name>`` for policies that
-    come along; none where there is such a file."""
+    """Names that an include of a missing file may have meant: files beside it, and ``<name>`` of bundled policies."""
     if os.path.exists(path):  # a name that is too long is no file's
         return ()
     if _is_bundled_name(path, name):

@@ -42,8 +42,7 @@ def parser_of(transformer: object) -> Lark:
 
 @cache
 def tables() -> dict[str, Any]:
-    """The arguments ``data`` and ``memo`` from which lark loads a parser: of the table file if it was made from this
-    grammar, else worked out."""
+    """The arguments from which lark loads a parser: of the table file if it was made from this grammar, else made."""
     grammar = grammar_file().read_text(encoding="utf-8")
     try:
         found = json.loads(TABLE.read_text(encoding="utf-8"), object_hook=_numbered)
@@ -249,8 +248,7 @@ def split(source: Source) -> Slices:
 
 def starts_before(source: Source, offset: int) -> tuple[int, ...] | None:
     """The possible starts of the statement around an offset, sorted; None in a comment. The last is where it begins by
-    the line ends. The others are those of statements before it that have a parenthesis that is not closed yet: who
-    writes one will close it."""
+    the line ends, the others those of statements before it with a parenthesis that is still to be closed."""
     text, unclosed = source.text, _unclosed(source.text)
     start, depth = 0, 0
     opened: list[int] = []

@@ -2,7 +2,7 @@
 
 A row is a pattern of one statement's text. The group ``bad`` is underlined and replaced. A row is reported only where
 the statement, so changed, can be read, or is read on beyond the place that was changed; the first such row is. Nothing
-is guessed by likeness here. A mistake without a row gets the general diagnostic of ``unexpected.py``.
+is guessed by likeness here. A mistake without a row gets the general diagnostic of ``parser.py``.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ def find_mistake(statement: Span, problem: Diagnostic, reads: Reads) -> Diagnost
 def _found(
     mistake: Mistake, match: re.Match[str], good: str | None, statement: Span, problem: Diagnostic
 ) -> Diagnostic:
-    """The diagnostic of a mistake, with the replacement as its fix. The spaces around a replacement stay as they were;
-    a word that goes takes one along."""
+    """The diagnostic of a mistake, with its fix. Spaces around a replacement stay; a word that goes takes one along."""
     source, text, (start, end) = statement.source, match.string, match.span("bad")
     bad, shown = match["bad"], " ".join((good or "").split())
     left, right = len(bad) - len(bad.lstrip()), len(bad) - len(bad.rstrip())

@@ -154,8 +154,7 @@ class Form:
 
 
 def python_name(text: str) -> str | None:
-    """The function that a name of Python means, ``linear`` of ``torch.nn.functional.linear`` and of ``nn.Linear``;
-    None for what is no such name."""
+    """The function that a name of Python means: ``linear`` of ``torch.nn.functional.linear``, and of ``nn.Linear``."""
     for prefix in _PYTHON:
         if text.startswith(prefix) and "." not in text.removeprefix(prefix):
             return text.removeprefix(prefix)

@@ -74,8 +74,7 @@ class StatementKind:
     closing: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Words that it has behind one terminal, and that are names everywhere else."""
     build: ClassVar[Callable[..., Any]]
-    """Makes the statement from its span and the parts of its rule, without an `optional` before them; reports mistakes
-    to the origin of the words."""
+    """Makes the statement from its span and the parts of its rule, without `optional`; reports mistakes in words."""
 
     def __init_subclass__(cls) -> None:
         KINDS.append(cls())

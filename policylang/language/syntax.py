@@ -240,8 +240,7 @@ COMPARISONS: Mapping[Comparison, Callable[[Any, Any], bool]] = {
 
 @frozen
 class Quantity(_Spanned):
-    """A number with its unit applied: bytes for ``MiB``, operations for ``GFLOP``, seconds for ``ms``, a fraction for
-    ``%``."""
+    """A number with its unit applied: bytes for ``MiB``, FLOPs for ``GFLOP``, seconds for ``ms``, a share for ``%``."""
 
     value: float
     dimension: Dimension

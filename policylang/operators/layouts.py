@@ -189,8 +189,7 @@ def size_of(digits: Digits) -> int:
 
 
 def relative(value: DigitLayout, home: DigitLayout) -> DigitLayout:
-    """A value that has digits of ``home`` only, as digits of the row-major index of an element there. Raises
-    :class:`NoDigitsError` where it has others."""
+    """A value's digits in the row-major index of its element of ``home``. Raises :class:`NoDigitsError` for others."""
     weights: list[tuple[Digit, int]] = []
     worth = 1
     for digit in reversed(home.flat):

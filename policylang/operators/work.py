@@ -97,11 +97,6 @@ def _grouped_product(left: Shape, right: Shape, *_: Any, **__: Any) -> int:
     return 2 * prod(left) * right[-1]
 
 
-def _grouped_backward(*shapes: Any, **__: Any) -> int:
-    """The gradient of the rows and that of the matrices: a product as large as the forward's for each."""
-    return 2 * _grouped_product(*shapes)
-
-
 def _trilinear(one: Shape, two: Shape, three: Shape, *dims: Any, **__: Any) -> int:
     """``bilinear``: the first two are multiplied, and what is left of them and the third."""
     *expanded, summed = dims[:4]
@@ -200,7 +195,7 @@ _OF_LIBRARIES = _on_shapes(
         "symm_mem.fused_scaled_matmul_reduce_scatter": _scattered_product,
         "symm_mem._async_input_mm": _scattered_product,
         "transformers.grouped_mm_fallback": _grouped_product,
-        "transformers.grouped_mm_fallback_backward": _grouped_backward,
+        "transformers.grouped_mm_fallback_backward": _backward_of(_grouped_product),
     }
 )
 _SDPA = "_scaled_dot_product_flash_attention"

@@ -121,7 +121,9 @@ def _check(
             nothing = not rows and expectation.quantifier == "every"
         case syntax.ExpectLossless():
             split = (f"{name} is a sum of slices" for name in plan.edits.split_sums)
-            return _check_lossless((*lossy(plan.facts, cost), *split), cost)
+            if lost := (*lossy(plan.facts, cost), *split):
+                return Finding("failed", lost[0], first_lines(lost, _MOST_NAMES))
+            return Finding("held", "nothing is narrowed") if cost.final else LEFT_OPEN
         case _:
             assert_never(expectation)
     if nothing:
@@ -160,12 +162,6 @@ def lossy(facts: Facts, needs: SavedForBackward) -> tuple[str, ...]:
     Whatever changes bits adds its phrases here: ``expect lossless`` asks nothing else."""
     narrowed = [(row, outcome) for outcome, rows in needs.rows.items() if outcome.narrows for row in rows]
     return tuple(f"{facts.names[row]} is {outcome.phrase}" for row, outcome in sorted(narrowed, key=itemgetter(0)))
-
-
-def _check_lossless(found: tuple[str, ...], needs: SavedForBackward) -> Finding:
-    if found:
-        return Finding("failed", found[0], first_lines(found, _MOST_NAMES))
-    return Finding("held", "nothing is narrowed") if needs.final else LEFT_OPEN
 
 
 # --- totals -----------------------------------------------------------------------------------------------------------

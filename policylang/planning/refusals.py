@@ -156,8 +156,7 @@ def routing_kept(rule: Rule | None, rows: Sequence[int], policy: Policy, facts: 
 def beyond_capabilities(
     policy: Policy, facts: Facts, capabilities: Capabilities, decisions: Sequence[Decision | None], rows: Sequence[int]
 ) -> Iterator[Diagnostic]:
-    """Refuses whatever a policy decides that the path cannot do. ``rows``: the values that the backward reads and that
-    no rule decides, in graph order."""
+    """Refuses what the path cannot carry out. ``rows``: values that the backward reads and no rule decides."""
     decided = {decision.rule for decision in decisions if decision is not None}
     for number, rule in enumerate(policy.rules):
         if rule.optional and number not in decided:

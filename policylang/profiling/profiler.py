@@ -133,8 +133,7 @@ def rounded(figure: float) -> float:
 
 
 def _rate(timed: Sequence[tuple[trials.Trial, trials.Timing]], overhead: float) -> Rate | None:
-    """The rate beyond the overhead by size, all trials of one size together. A size that is mostly overhead is left
-    out; the largest is always there."""
+    """The rate beyond the overhead by size, without sizes that are mostly overhead; the largest is always there."""
     sizes: dict[float, list[float]] = defaultdict(list)
     for trial, timing in timed:
         sizes[trial.work].append(timing.seconds)

@@ -68,8 +68,7 @@ class RankComparison:
     # --- one graph ---
 
     def begin(self, facts: Facts, policy: Policy) -> None:
-        """A graph is about to be planned, or taken further. Raises ``PolicyGraphError`` where the mesh does not contain
-        its groups."""
+        """A graph is planned, or taken further. Raises ``PolicyGraphError`` where the mesh lacks one of its groups."""
         if self.account is None or self.facts is not facts:
             self.close()
             inside = () if self.mesh is None else distributed.mesh_ranks(self.mesh)

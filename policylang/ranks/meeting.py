@@ -90,8 +90,7 @@ class RankHistory:
 
 @define(eq=False)
 class MessageStore:
-    """This rank's access to the store, over a connection of policylang's own. Methods raise :class:`StoreFailure` where
-    the process that held the store has ended."""
+    """This rank's own connection to the store. Raises :class:`StoreFailure` where the store's process has ended."""
 
     rank: int
     default: Callable[[], Any]

@@ -205,8 +205,7 @@ class Markup(str):
 
 
 def element(tag: str, /, *children: str, **attributes: object) -> Markup:
-    """``class_`` is ``class``, other underscores are hyphens; an attribute that is True has no value, one that is None
-    or False is left out."""
+    """``class_`` is ``class``, other underscores hyphens; True has no value, None and False are left out."""
     said = "".join(_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
     if tag in _VOID:
         return Markup(f"<{tag}{said}/>")

@@ -117,9 +117,8 @@ def _coded(values: Iterable[Hashable]) -> dict[str, Any]:
 
 
 def _memory_data(found: breakdown.Breakdown) -> dict[str, Any]:
-    """Two timelines over one axis: the operators in the order in which they run for the first time. If values are
-    recomputed before an operator runs, its moment shows the most alive until then. Nodes that only one of the two has,
-    as buckets, keep their place in its order."""
+    """Two timelines over one axis, operators in the order of their first runs, each with the most alive until it runs.
+    Nodes that only one of the two has, as buckets, keep their place in its order."""
     sides = (("peak under the policy", found.under), ("nothing recomputed", found.without))
     orders = [_first_runs(found.plan, scenario) for _, scenario in sides]
     host = host_memory(found.under.facts, found.under.schedule) or [0]

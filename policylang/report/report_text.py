@@ -105,8 +105,7 @@ _MOST_ORDER_REASONS = 3
 
 
 def order_lines(report: Report) -> list[str]:
-    """The totals of the step and its scheduling lines; for a forward or backward graph the totals alone. Lines that
-    several graphs share are written once."""
+    """The totals and scheduling lines of the step; of a half the totals alone. What graphs share is written once."""
     told = {rewrite.source for rewrite in report.rewrites}
     found = Counter(line for account in report.orders for line in _lines(account, told))
     return [f"{line}, in {counted(count, 'graph')} each" if count > 1 else line for line, count in found.items()]

@@ -120,8 +120,7 @@ def _eager(setup: Setup, model: nn.Module, policy: Policy | None) -> tuple[Numbe
 
 
 def _joint(setup: Setup, model: nn.Module, policy: Policy | None) -> tuple[Numbers, Any]:
-    """Under ``torch.compile``, without Inductor: what is compared are decisions, not kernels. Without a policy all
-    that autograd saves is saved."""
+    """Under ``torch.compile``, without Inductor: decisions are compared, not kernels. Without a policy all is saved."""
     backend: Any = "aot_eager_default_partitioner"
     if policy is not None:
         backend = policylang.backend(policy, inner="aot_eager", agree=False)
@@ -477,8 +476,7 @@ class Agreement:
 
     @property
     def agrees(self) -> bool:
-        """True if every path applied the policy, computed the right numbers, and decided every value as the other paths
-        that have it."""
+        """True if every path applied the policy, computed the right numbers, and decided shared values alike."""
         return all(result.agrees for result in self.results) and not self.decisions.differences
 
     def __getitem__(self, path: str) -> PathResult:

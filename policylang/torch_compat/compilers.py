@@ -28,8 +28,7 @@ def code_being_compiled() -> int:
 
 
 def code_location() -> str:
-    """The piece of code that Dynamo compiles, in words that are the same on every rank: ``forward (model.py:12)``;
-    empty outside of a compilation."""
+    """The code that Dynamo compiles, alike on every rank: ``forward (model.py:12)``; empty outside of a compilation."""
     translator = _translator()
     if translator is None:
         return ""
@@ -67,8 +66,7 @@ def _translator() -> Any:
 
 
 def input_source(placeholder: fx.Node) -> tuple[str, bool]:
-    """The source expression of an input of a graph from Dynamo, and whether it is a ``Parameter``. Empty for an input
-    without one, or that is no tensor."""
+    """The source of an input of Dynamo's graph, empty where it has none; and whether it is a ``Parameter``."""
     source, value = getattr(placeholder, "_dynamo_source", None), input_value(placeholder)
     name = "" if source is None or not isinstance(value, torch.Tensor) else source.name
     return str(name() if callable(name) else name), isinstance(value, torch.nn.Parameter)  # a method up to 2.11
@@ -100,8 +98,7 @@ def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
 
 
 def compiler_of(module: torch.nn.Module) -> Any:
-    """The backend of ``torch.compile`` that a compiled module was given; None if unknown. ``module.compile()`` keeps
-    the wrapper of a function."""
+    """The backend of a compiled module; None if unknown. ``module.compile()`` keeps the wrapper of a function."""
     function = getattr(module, "_compiled_call_impl", None)
     return backend_of(module if function is None else function)
 
@@ -455,16 +452,14 @@ def cache_hits() -> int:
 
 
 def is_tracing() -> bool:
-    """True if a structured trace is written. Without ``TORCH_TRACE`` there is a handler without a folder, until the
-    first record takes it away."""
+    """True if a structured trace is written; without ``TORCH_TRACE`` there is a handler without a folder at first."""
     from torch._logging._internal import trace_log
 
     return any(getattr(handler, "root_dir", None) is not None for handler in trace_log.handlers)
 
 
 def trace_artifact(name: str, encoding: Literal["string", "json"], payload: Callable[[], str]) -> None:
-    """Write a text to the trace, under the current compilation if there is one. tlparse writes an artifact to a
-    separate file."""
+    """Write a text to the trace, under the current compilation if any. tlparse gives each artifact a file."""
     from torch._logging import trace_structured
 
     described = {"name": name, "encoding": encoding}

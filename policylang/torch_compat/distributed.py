@@ -94,8 +94,7 @@ def mesh_ranks(mesh: Any) -> tuple[int, ...]:
 
 
 def mesh_groups(mesh: Any) -> dict[str, tuple[int, ...]]:
-    """This rank's groups of a mesh, one per dimension: by name, the global ranks. These connect all ranks of the mesh.
-    Empty for a mesh whose groups do not exist."""
+    """This rank's groups of a mesh, one per dimension: by name, the global ranks. Empty if groups do not exist."""
     return dict(_groups_of(mesh) or ())
 
 
@@ -107,8 +106,7 @@ def _groups_of(mesh: Any) -> list[tuple[str, tuple[int, ...]]] | None:
 
 
 def rename_group(name: str, known_as: str) -> None:
-    """Make ``known_as`` another name of the group ``name`` wherever a collective names its group: in a private table,
-    where one group may have several names."""
+    """Make ``known_as`` another name of a group for collectives, in a private table that allows for several."""
     c10d = _c10d()
     c10d._register_process_group(known_as, c10d._resolve_process_group(name))
 

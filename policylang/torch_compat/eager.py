@@ -16,8 +16,7 @@ from torch.utils._pytree import tree_leaves
 from policylang.torch_compat.tracing import checkpoint_generator
 
 WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
-"""By tensor, as an object and not by value, for as long as it lives. A plain weak reference dies with the Python object
-of a tensor that C++ keeps."""
+"""By tensor, as an object. A plain weak reference dies with the Python object of a tensor that C++ keeps."""
 
 DispatchMode: type[Any] = _python_dispatch.TorchDispatchMode
 """Sees every operator below autograd. Torch documents it, under a private path."""
@@ -148,8 +147,7 @@ def failed_in(error: BaseException) -> str:
 
 
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-    """Has tensors count as written to so often. Autograd counts a write above where dispatch modes run, whether or not
-    they let the operator run."""
+    """Has tensors count as written to so often: autograd counts a write even if a dispatch mode skips the operator."""
     torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
 
 
@@ -228,8 +226,7 @@ def runs_in_graph(context: object) -> bool:
 
 
 def saved_tensor_hooks() -> Any:
-    """The pair that autograd gives what it saves to at the moment; None outside of all such hooks. The public
-    ``saved_tensors_hooks`` only sets pairs."""
+    """The pair that autograd gives what it saves to; None outside of all such hooks. The public API only sets pairs."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 

@@ -286,8 +286,7 @@ def capture(
     optimizer_state: step.OptimizerState,
     device: TargetDevice | None = None,
 ) -> Captured:
-    """``device``: where the step is to run; by default where its tensors are. Raises PolicyGraphError where the step is
-    not one that a graph can hold."""
+    """``device``: where the step runs; by default its tensors'. Raises PolicyGraphError if no graph can hold it."""
     leaves, spec = tracing.tree_flatten(batch)
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     plain, layouts = tracing.take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])

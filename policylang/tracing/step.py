@@ -344,8 +344,7 @@ _FOR_TRACING = {"capturable": True, "foreach": False, "fused": None, "differenti
 
 @frozen(eq=False)
 class ModelState:
-    """Parameters, then buffers, each once, under the first name that ``named_parameters`` gives it; then tensors that
-    modules have as plain attributes."""
+    """Parameters, buffers, each once by the first name of ``named_parameters``; then modules' plain attributes."""
 
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]

@@ -157,8 +157,7 @@ class PolicyPartitioner(KeyedPartitioner):
         return halves
 
     def uuid(self) -> str:
-        """Identifies the partitioner in the keys of torch's caches, with all that it would read of Dynamo's graph and
-        that is not in the graph's code."""
+        """Identifies the partitioner in torch's cache keys, with what it reads of Dynamo's graph beside its code."""
         context = caching.context_of(compilers.dynamo_graphs())
         surroundings = caching.groups_key(self.policy), caching.formulas_key()
         compares = self.agree and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -109,8 +109,7 @@ def _bad(message: str, help: str | None = None) -> Diagnostic:
 
 
 def parse_options(options: Mapping[str, Any] | None, mode: str | None, known: Policy | None = None) -> Options:
-    """``known``: the policy where none is named, from a checkpoint that has one. Raises ``PolicyMeaningError`` with
-    everything that is wrong with the options."""
+    """``known``: a checkpoint's policy, where none is named. Raises ``PolicyMeaningError`` with all that is wrong."""
     given = dict(options or {})
     problems: list[Diagnostic] = []
     path = given.pop("policy", known)
@@ -219,9 +218,8 @@ def _after(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 def settings_to_keep(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Inductor's settings for a policy that orders; ``given``: what ``torch.compile`` was given, which stays. Raises
-    ``PolicyMeaningError`` where that asks for another order, and under compiled autograd; warns where the program's
-    settings do."""
+    """Inductor's settings for a policy that orders; ``given``: those of ``torch.compile``, which stay. Warns where the
+    program's ask for another order; raises ``PolicyMeaningError`` where given ones do, and under compiled autograd."""
     if compilers.compiles_backwards_anew():
         raise PolicyMeaningError([TAKEN_APART.diagnostic(span=_order_span(policy))])
     keep = compilers.settings_in_order()
@@ -280,14 +278,6 @@ a copy right where it starts, or fetches everything at once. Set for policies th
 _CUDA_GRAPHS = "triton.cudagraphs"
 
 
-def settings_to_copy(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Inductor's settings for a policy that offloads. Raises ``PolicyMeaningError`` under CUDA graphs: without a word
-    Inductor would capture none."""
-    if given.get(_CUDA_GRAPHS, compilers.setting(_CUDA_GRAPHS)):
-        refuse_captured_copies(policy)
-    return {**_IN_ORDER, **given}
-
-
 _MOVES_COLLECTIVES = re.compile(
     r"^(aten_distributed_optimizations\.(?!.*(log|verbose|path))|bucket_|_fuse_ddp|_micro_pipeline_tp|_collective\.auto|"
     r"reorder_(?!.*(debug|locality))|.*custom_(pre_|post_)?pass$|use_\w+_passes$)"
@@ -343,7 +333,9 @@ def with_inductor(
     is_differentiated = needs_gradients(gm, inputs)
     recorded = any(marks.records_offloaded(node.meta) for node in gm.graph.nodes)
     if any(rule.action.offloads and (recorded or not asks_for_record(rule, policy)) for rule in policy.rules):
-        settings = settings_to_copy(policy, settings)
+        if settings.get(_CUDA_GRAPHS, compilers.setting(_CUDA_GRAPHS)):  # without a word Inductor would capture none
+            refuse_captured_copies(policy)
+        settings = {**_IN_ORDER, **settings}
     if policy.orders and is_differentiated:
         settings = settings_to_keep(policy, settings)
     with compare(settings=partial(comparable_settings, settings)) as comparison:

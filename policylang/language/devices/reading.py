@@ -348,8 +348,7 @@ def read_device(name: str | os.PathLike[str], base: Path | None = None) -> Devic
 
 
 def parse_device(source: Source, folder: Path) -> DeviceProfile | Diagnostic:
-    """The profile that a text makes, or the first mistake in it, with the others as notes. The tables that it names are
-    looked for in ``folder``."""
+    """The profile, or the first mistake, with the others as notes. Tables that it names are sought in ``folder``."""
     tables = tables_of(source, "APL154")
     if isinstance(tables, Diagnostic):
         return tables

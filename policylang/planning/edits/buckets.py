@@ -118,8 +118,7 @@ class Places:
         return Placement(before, (), moved) if late else Placement(before, moved, ())
 
     def settle(self, placement: Placement, replaced: Iterable[int]) -> int:
-        """Make a placement final. ``replaced``: nodes whose values are made there. Returns a number that orders the
-        placements before one node."""
+        """Make a placement final. ``replaced``: nodes made there. Returns its number among those before one node."""
         self._count += 1
         place = placement.before, self._count
         for side, rows in ((_Side.AHEAD, placement.ahead), (_Side.NEW, replaced), (_Side.BEHIND, placement.behind)):

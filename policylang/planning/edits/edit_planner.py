@@ -126,8 +126,7 @@ class EditPlanner(ABC, Generic[Asked]):
 
     @abstractmethod
     def outcomes(self) -> Iterable[Edit | Refusal]:
-        """Edits and refusals, each in graph order: an edit comes after those that make its inputs, or that read what it
-        removes. Linear in nodes and edges."""
+        """Edits and refusals in graph order, an edit after those that it rests on. Linear in nodes and edges."""
 
     def names_of(self, rows: Iterable[int]) -> tuple[str, ...]:
         return tuple([self.facts.names[row] for row in rows])
@@ -162,8 +161,7 @@ class EditPlanner(ABC, Generic[Asked]):
         replaced: Mapping[int, str],
         groups: tuple[str, ...],
     ) -> Proof:
-        """Prove that new calls compute from some nodes what old ones do; ``groups`` are those of the old collectives.
-        Raises :class:`RefusedError` if that fails."""
+        """Prove that new calls compute what old ones do, in the old ones' ``groups``; raises :class:`RefusedError`."""
         pairs = tuple((self.facts.names[row], name) for row, name in replaced.items())
         shapes = tuple((self.facts.names[row], self.facts.shapes[row] or ()) for row in sources)
         found = self.setting.prover.prove(Equivalence(shapes, old, new, pairs, self.grid(groups), groups))

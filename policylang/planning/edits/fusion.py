@@ -41,8 +41,7 @@ GROUPS_NOT_KNOWN = "groups of other ranks not known"
 MOST_ORDERS = 4
 """Collectives up to which every order of ranks is tried; for more, only the usual one."""
 _Found = tuple[int, Edit | Refusal]
-"""An outcome, and the node that orders it: an edit's first collective, so that it comes after the edit that makes its
-input; a refusal's last one."""
+"""An outcome, and the node that orders it: an edit's first collective, behind its inputs; a refusal's last one."""
 
 
 @frozen

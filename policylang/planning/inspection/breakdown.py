@@ -135,8 +135,7 @@ class Breakdown:
     outcomes: Sequence[Outcome | None]
     """By node; None for a value that the backward does not need."""
     uncounted: Mapping[str, int] | None
-    """The operators of the forward that could do matrix work and that no FLOP formula counts, and how many calls; None
-    if an older snapshot lacks it."""
+    """The forward's operators of matrix work without FLOP formula, and how many calls; None if a snapshot lacks it."""
     uncounted_again: Mapping[str, int] | None
     """The recomputed ones among them."""
     communication: Communication | None = None
@@ -149,8 +148,7 @@ class Breakdown:
 
     @property
     def seconds_per_gib(self) -> float | None:
-        """The price of recomputation: time of the step for each GiB that its peak is lower; None without a device, and
-        where it is not lower."""
+        """The price of recomputation: time of the step for each GiB off its peak; None without device or lower peak."""
         under, without = self.under, self.without
         freed = without.peak.bytes - under.peak.bytes
         if under.time is None or without.time is None or freed <= 0:
@@ -368,8 +366,7 @@ class RuleAmounts:
     amounts: Amounts
     """All blocks together."""
     groups: tuple[BlockGroup, ...]
-    """Blocks in which it keeps and recomputes the same amounts, in the order of the first; only where it decides a
-    value that the backward needs."""
+    """Blocks that it keeps and recomputes the same amounts in, where it decides a value that the backward needs."""
 
 
 def amounts_of_rules(found: Breakdown) -> dict[str, RuleAmounts]:

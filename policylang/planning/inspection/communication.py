@@ -31,8 +31,7 @@ class StepInOrder:
     timeline: Timeline
     peak: Peak
     in_flight: int
-    """Bytes of the collectives that are started and not awaited, where they are most: of each, the more of what it is
-    given and what it gives."""
+    """The most bytes of collectives under way: of each, the more of what it is given and what it gives."""
     lanes: Lanes | None
     """None without a device."""
     block_of: Sequence[int] = field(factory=tuple, repr=False)

@@ -72,8 +72,7 @@ class GraphOverview:
     """Nodes by phase, in the order of the phases; none of a phase without nodes."""
     total: Totals
     uncounted: Mapping[str, int] | None
-    """The forward's operators that could do matrix work and that no FLOP formula counts, and how many calls; None if an
-    older snapshot lacks it."""
+    """The forward's operators of matrix work without FLOP formula, and how many calls; None if a snapshot lacks it."""
     blocks: tuple[tuple[str | None, Totals], ...]
     """By path, in graph order; the nodes outside every block last, under None."""
     operators: tuple[tuple[str, Totals], ...]

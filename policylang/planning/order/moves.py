@@ -44,8 +44,7 @@ class WholeStepSelections:
         return selections.rows(selector), selections.blocks.block_of
 
     def collectives(self, facts: Facts, selector: Selector) -> tuple[list[int], list[int]]:
-        """The collectives that a selector denotes, itself or by a wait or a piece of theirs, in graph order; and the
-        other nodes that it denotes."""
+        """The collectives that a selector denotes, also by a wait or a piece, in graph order; and its other nodes."""
         found, others = dict[int, None](), list[int]()
         for row in self.selections(facts).rows(selector):
             if facts.flags[row] & Flag.COLLECTIVE:

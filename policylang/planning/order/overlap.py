@@ -263,8 +263,7 @@ class OverlapLines:
         scheduled: Callable[[Sequence[int]], Schedule],
         traced_peak: Callable[[], int],
     ) -> None:
-        """``scheduled``: the steps of calls in some order, with copies to the host and back; ``traced_peak``: the peak
-        of the traced order in bytes."""
+        """``scheduled``: the steps of calls in some order, with host copies; ``traced_peak``: in bytes, as traced."""
         self._facts, self._dependencies, self._times = facts, dependencies, times
         self._scheduled, self._traced_peak = scheduled, traced_peak
         chosen = [(each.statement, each.taken) for each in selected if isinstance(each.statement, Overlap)]
