@@ -97,9 +97,8 @@ def partition(
         raise refusals.NO_POLICY.error()
     with comparing("partition", agree):
         is_current = applied is not None and first_difference(gm.graph.nodes, applied.facts) is None
-        prepared = (
-            applied if policy is device is None and is_current else None
-        )  # another pass may have changed the graph since
+        # another pass may have changed the graph since
+        prepared = applied if policy is device is None and is_current else None
         wanted = policy_of(given, device)
         if prepared is None and gradients_of(gm.graph, num_fwd_outputs) and not has_backward(gm.graph):
             raise refusals.NOT_A_JOINT_GRAPH.error()
@@ -191,9 +190,9 @@ def report_on(subject: Any) -> Report:
     if not found:
         compiled = bool(getattr(subject, marks.COMPILER, False) or getattr(backend_of(subject), marks.COMPILER, False))
         skipped = next(filter(None, (session.skipped() for session in sessions)), None)
-        raise PolicyGraphError(
-            [refusals.nothing_decided(checkpointed=bool(sessions), compiled=compiled, left=left, skipped=skipped)]
-        )
+        checkpointed = bool(sessions)
+        nothing = refusals.nothing_decided(checkpointed=checkpointed, compiled=compiled, left=left, skipped=skipped)
+        raise PolicyGraphError([nothing])
     report = combined([each.report for each in found])
     if report.offloaded and pool.most:
         report = evolve(report, host=HostReport(pool.out, pool.back, pool.most, pool.slower))

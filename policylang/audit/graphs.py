@@ -127,9 +127,8 @@ class _GraphReader:
         self.found.random_states += function(node) == SAVES_RANDOM_STATE
         if function(node) in RUNS_WITH_RANDOM_STATE and is_random_state(node.args[0]):
             self.replays[node] = self._row(node.args[0].args[0])
-        self.unclaimed |= (
-            function(node) in (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE) and not in_half and node not in self.replays
-        )
+        is_replay = function(node) in (SAVES_RANDOM_STATE, *RUNS_WITH_RANDOM_STATE)
+        self.unclaimed |= is_replay and not in_half and node not in self.replays
         is_backward = row >= 0 and self.half is None and phases[row] == Phase.BACKWARD
         again = origin is not None or (in_half and row >= 0 and phases[row] == Phase.FORWARD)
         self.rows.append(row)

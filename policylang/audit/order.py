@@ -3,9 +3,7 @@
 The operators of the graph, in node order, are compared with the steps of the :class:`OrderPlan`, one by one. If they
 differ, the audit names the fewest nodes that have to be moved to make both alike; computation weighs more than
 communication, so that a collective that crossed one product counts as moved, not the product. Then the edges at every
-collective, wait or bucket node are compared; random draws, writes and effects have to keep their order, whatever the
-plan.
-
+collective, wait or bucket node are compared; random draws, writes and effects have to keep their order in any plan.
 O(nodes + edges), and O(nodes log nodes) where the order differs.
 """
 

@@ -1,5 +1,4 @@
-"""The joint path: tags a joint graph (forward and backward before partitioning), splits it exactly as planned, and
-audits the result.
+"""The joint path: tags a joint graph of forward and backward, splits it exactly as planned, and audits the result.
 
 The order matters. The plan was made on the user's graph, and all its errors raised before the graph was changed; now
 equal nodes are merged, tags written, values chosen, and PyTorch's extraction splits the graph. It saves what the plan

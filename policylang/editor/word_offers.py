@@ -382,9 +382,8 @@ def _bare(called: Tree, taken: set[str]) -> dict[str, Count]:
 
 def _written(namespace: str, name: str, taken: set[str]) -> str:
     """A name alone means any namespace's operator; a Python function only where no tensor operator has the name."""
-    plain = namespace == PLAIN_FUNCTIONS and any(
-        name in names for space, names in manifest().namespaces.items() if space != PLAIN_FUNCTIONS
-    )
+    others = (names for space, names in manifest().namespaces.items() if space != PLAIN_FUNCTIONS)
+    plain = namespace == PLAIN_FUNCTIONS and any(name in names for names in others)
     return f"{namespace}.{name}" if plain or name in taken or word_kind(name) != "NAME" else name
 
 

@@ -361,9 +361,8 @@ class _Collector:
                 flags[owners[row]] |= Flag.MULTI_OUTPUT
             if node.meta.get("has_backward_hook"):
                 flags[row] |= Flag.BACKWARD_HOOK
-            if flags[row] & Flag.COLLECTIVE and any(
-                graphs.has_data_symbol(each.meta.get("val")) for each in node.all_input_nodes
-            ):
+            values = (each.meta.get("val") for each in node.all_input_nodes)
+            if flags[row] & Flag.COLLECTIVE and any(map(graphs.has_data_symbol, values)):
                 flags[row] |= Flag.DATA_DEPENDENT
 
     def _flag_saved(self, flags: array[int], facts: Facts) -> tuple[LostMarker, ...]:

@@ -182,9 +182,8 @@ class Diagnostic:
 def written(span: Span, texts: Iterable[str], *, near: bool = False, is_choice: bool = False) -> tuple[Fix, ...]:
     """A fix for each text that can be written in the place of a span. ``near``: they are guesses by likeness."""
     title = "did you mean `{}`?" if near else "write `{}`"
-    return tuple(
-        Fix(title.format(" ".join(text.split())), (TextChange(span, text),), is_choice) for text in dict.fromkeys(texts)
-    )
+    titles = {text: title.format(" ".join(text.split())) for text in texts}
+    return tuple(Fix(titled, (TextChange(span, text),), is_choice) for text, titled in titles.items())
 
 
 def prefixed(span: Span, word: str) -> Fix:

@@ -3,8 +3,7 @@
 A path glob is matched whole components at a time and, as in ``.gitignore``, anywhere in the path unless it starts
 with ``/``. In a component ``*`` is any run of characters, ``?`` one character, ``{a,b}`` either and ``[0-3]`` one of a
 range; a component ``**`` is any number of components (at the end of a glob at least one). A name glob is one such
-component. Case matters. Matching takes time linear in the path for each component of the glob: no glob, however odd,
-makes it slow.
+component. Case matters. Matching takes time linear in the path for each component of the glob, however odd that is.
 """
 
 from __future__ import annotations

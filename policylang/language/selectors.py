@@ -257,9 +257,8 @@ class SelectorRules(PredicateRules):
 
     def in_block(self, span: Span, _word: Lexeme, number: Lexeme | None = None) -> syntax.InBlock:
         at = None if number is None else integer(number)
-        return syntax.InBlock(
-            _OPEN, syntax.BlockSet("any") if at is None else syntax.BlockSet("range", low=at, high=at), False, span=span
-        )
+        blocks = syntax.BlockSet("any") if at is None else syntax.BlockSet("range", low=at, high=at)
+        return syntax.InBlock(_OPEN, blocks, False, span=span)
 
     def in_blocks(self, span: Span, _word: Lexeme, numbers: Lexeme | None = None) -> syntax.InBlock:
         if numbers is None:

@@ -38,9 +38,8 @@ def contiguous(shape: Sequence[int]) -> Lengths:
 def is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Elements are in row-major order; strides of lengths of 1 do not matter."""
     expected = contiguous(shape)
-    return prod(shape) == 0 or all(
-        length == 1 or here == wanted for length, here, wanted in zip(shape, stride, expected, strict=True)
-    )
+    dims = zip(shape, stride, expected, strict=True)
+    return prod(shape) == 0 or all(length == 1 or here == wanted for length, here, wanted in dims)
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:

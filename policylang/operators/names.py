@@ -39,9 +39,8 @@ MATRIX_PRODUCTS = {"aten.mm.default": 2, "aten.bmm.default": 2, "aten.addmm.defa
 """Products of the last two of so many tensors."""
 PRODUCTS = frozenset({*MATRIX_PRODUCTS, "aten.mv.default", "aten.addmv.default", "aten.dot.default"})
 """Products that read any strides and return fresh memory."""
-CHOICES = frozenset(
-    f"aten.{name}" for name in ("topk", "argmax", "argmin", "argsort", "sort", "multinomial", "kthvalue", "max", "min")
-)
+_CHOOSING = ("topk", "argmax", "argmin", "argsort", "sort", "multinomial", "kthvalue", "max", "min")
+CHOICES = frozenset(f"aten.{name}" for name in _CHOOSING)
 """Discrete choices, without their overloads."""
 ORDERINGS = frozenset(("aten.sort", "aten.argsort"))
 """Choices that are none where what they order is whole numbers that are known: the tokens of an expert, by expert."""

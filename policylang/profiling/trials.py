@@ -337,9 +337,8 @@ Call = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 def _batch_norm_backward(x: Tensor, y: Tensor, row: Tensor, mean: Tensor) -> object:
     scale, moments = row[:CHANNELS], mean.view(-1)[:CHANNELS]
     flags = [True, True, True]
-    return _aten.native_batch_norm_backward.default(
-        _images(x), _images(y), scale, scale, scale, moments, moments, True, 1e-5, flags
-    )
+    tensors = (_images(x), _images(y), scale, scale, scale, moments, moments)
+    return _aten.native_batch_norm_backward.default(*tensors, True, 1e-5, flags)
 
 
 def _group_norm(x: Tensor, y: Tensor, row: Tensor, mean: Tensor) -> object:

@@ -2,8 +2,7 @@
 
 Plans are made deep inside torch, which passes nothing on. So the starter (a backend, ``apply``, a block in a
 checkpoint) opens a comparison, and the planner finds it. For one graph the steps are, in order: the settings, the
-agreed rewrites, the plan, and its collectives. A graph without collectives is not compared: whatever its ranks decide,
-none of them waits for another in it.
+agreed rewrites, the plan, and its collectives. A graph without collectives is not compared: none waits for another.
 """
 
 from __future__ import annotations

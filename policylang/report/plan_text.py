@@ -65,9 +65,8 @@ def total_rows(found: Communication) -> list[tuple[str, ...]]:
     """The number of collectives by kind, and the figures of the step, as traced and as planned."""
     before, after = found.traced, found.planned
     old, new = before.kinds(), after.kinds()
-    rows: list[tuple[str, ...]] = [
-        (kind, f"{old.get(kind, 0):,}", f"{new.get(kind, 0):,}") for kind in dict.fromkeys((*old, *new))
-    ]
+    kinds = dict.fromkeys((*old, *new))
+    rows: list[tuple[str, ...]] = [(kind, f"{old.get(kind, 0):,}", f"{new.get(kind, 0):,}") for kind in kinds]
     if before.lanes is not None and after.lanes is not None:
         lanes = before.lanes, after.lanes
         rows.append(("exposed", exposed_text(lanes[0]), exposed_text(lanes[1])))

@@ -1,5 +1,4 @@
-"""Compiles one graph of Dynamo's through Inductor or AOTAutograd, under a key for Inductor's caches; finds the
-decisions on a cached graph; and has Inductor keep a policy's order.
+"""Compiles a graph through Inductor or AOTAutograd, under a key for caches, and has Inductor keep a policy's order.
 
 Inductor's scheduler sorts what it lowers, by memory or by what it fuses, and has several passes that move or join
 collectives. Two settings prevent that, and both apply to the backward too, which is compiled when the first one starts:

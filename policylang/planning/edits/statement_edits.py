@@ -58,9 +58,8 @@ class _EditedFacts:
             self.order.extend(put.get(row, ()))
             if row not in gone:
                 self.order.append(row)
-        self.row_of_name = {
-            (facts.names[each] if isinstance(each, int) else each.name): row for row, each in enumerate(self.order)
-        }
+        names = (facts.names[each] if isinstance(each, int) else each.name for each in self.order)
+        self.row_of_name = {name: row for row, name in enumerate(names)}
         replacing = {old: new for edit in edits for old, new in edit.replaced}
         self.row_of = array("l", [-1]) * len(facts)
         for row, name in enumerate(facts.names):
@@ -203,9 +202,8 @@ def _nodes(value: Any) -> list[str]:
     return [name for part in value for name in _nodes(part)] if isinstance(value, tuple) else []
 
 
-EDIT_KINDS: Mapping[str, type[EditPlanner[Any]]] = {
-    each.kind: each for each in (GatherChains, ScatterChains, RoundTrips, Chunks, Buckets)
-}
+_PLANNERS: tuple[type[EditPlanner[Any]], ...] = (GatherChains, ScatterChains, RoundTrips, Chunks, Buckets)
+EDIT_KINDS: Mapping[str, type[EditPlanner[Any]]] = {each.kind: each for each in _PLANNERS}
 _MOST_NAMES = 8
 
 

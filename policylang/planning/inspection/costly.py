@@ -202,9 +202,8 @@ def _kept_by(plan: Plan, row: int) -> str:
 
 
 _READ = "recompute everything where not feeds backward"
-_ONLY_READ = syntax.Rule(
-    syntax.Action.RECOMPUTE, syntax.Where(syntax.Everything(), syntax.Not(syntax.Is("feeds backward"))), optional=True
-)
+_NOT_FED = syntax.Where(syntax.Everything(), syntax.Not(syntax.Is("feeds backward")))
+_ONLY_READ = syntax.Rule(syntax.Action.RECOMPUTE, _NOT_FED, optional=True)
 
 
 def _saves_more(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:

@@ -166,9 +166,8 @@ class ListScheduler:
     def _waits_apart(self, node: int) -> bool:
         """True if its collective can be awaited before anybody reads it."""
         nodes = self.nodes
-        return bool(nodes.waits[node]) or any(
-            node in nodes.awaits[each] and not nodes.seconds[each] for each in nodes.after[node]
-        )
+        free = (each for each in nodes.after[node] if not nodes.seconds[each])
+        return bool(nodes.waits[node]) or any(node in nodes.awaits[each] for each in free)
 
     # --- running ---
 

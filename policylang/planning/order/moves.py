@@ -71,9 +71,8 @@ class WholeStepSelections:
         for row, segment in enumerate(found.segment_of):
             if block_of[row] == NO_SEGMENT and segment >= 0:
                 block_of[row] = found.block[segment]
-        phases = bytearray(
-            Phase.FORWARD if op == "call_function" else phase for op, phase in zip(facts.ops, facts.phases, strict=True)
-        )
+        of_nodes = zip(facts.ops, facts.phases, strict=True)
+        phases = bytearray(Phase.FORWARD if op == "call_function" else phase for op, phase in of_nodes)
         whole = evolve(facts, phases=phases)
         times = None if self._times is None else node_times(facts, self._times.device)
         blocks = BlockTable(block_of, self._block_names)

@@ -72,9 +72,8 @@ class LocalMoves:
 
     def _step(self, order: list[int], end: float, exposed: Sequence[float]) -> list[int] | None:
         place = {node: at for at, node in enumerate(order)}
-        worst = nlargest(
-            _EXPOSED, (node for node, each in enumerate(exposed) if each > 0), key=lambda node: (exposed[node], -node)
-        )
+        candidates = (node for node, each in enumerate(exposed) if each > 0)
+        worst = nlargest(_EXPOSED, candidates, key=lambda node: (exposed[node], -node))
         enough = end - _LEAST * (end - self._total)
         for node in worst:
             for start, stop, rest in self._moves(order, place, node):

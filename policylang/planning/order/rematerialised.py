@@ -234,9 +234,8 @@ class _Runs:
             arguments=self.arguments,
         )
         recomputed = [row for row, run in enumerate(self.runs) if run.recomputed]
-        return RematerialisedGraph(
-            facts, Schedule.of(self.steps, moved=self.moved), array("i", [run.old for run in self.runs]), recomputed
-        )
+        first = array("i", [run.old for run in self.runs])
+        return RematerialisedGraph(facts, Schedule.of(self.steps, moved=self.moved), first, recomputed)
 
     def _column(self, values: Sequence[_Value], of_state: Callable[[_Run], _Value]) -> list[_Value]:
         """A drawn value has what the operator's result had; the operator and the state have not."""

@@ -289,9 +289,8 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
     each_refused = first_lines([f"{' → '.join(each.collectives)}: {each.reason}" for each in refused], _MOST_LINES)
     if not refused:
         message = f"`{text}` finds nothing to join in this graph"
-        return diagnose(
-            NOTHING_TO_REWRITE, message, span, help=optional, fixes=[diagnostics.prefixed(statement.span, "optional")]
-        )
+        fix = diagnostics.prefixed(statement.span, "optional")
+        return diagnose(NOTHING_TO_REWRITE, message, span, help=optional, fixes=[fix])
     if not reasons.isdisjoint(LIMITED) and statement.size is not None:
         rows = [facts.index.get(each.collectives[0]) for each in refused]  # None for one that an earlier line has made
         larger = (max(facts.bytes[each] for each in (row, *facts.inputs[row])) for row in rows if row is not None)
