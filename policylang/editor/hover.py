@@ -336,9 +336,7 @@ def explained(state: State, pointed: Pointed) -> tuple[Article, int, int]:
         if isinstance(inner, _SELECTORS) and not article.blocks and said.sense != "sign":
             article.follow(selectors.selector_article(state, inner))
         return _ranged(_titled(said, str(word)).follow(article), word.span)
-    if article.blocks:
-        return _ranged(article, word.span)
-    return _whole(state, pointed)
+    return _ranged(article, word.span) if article.blocks else _whole(state, pointed)
 
 
 def _ranged(article: Article, span: Span) -> tuple[Article, int, int]:

@@ -242,9 +242,7 @@ _INDEXES: WeakKeyDictionary[Facts, GraphIndex] = WeakKeyDictionary()
 
 def index_of(facts: Facts | None) -> GraphIndex | None:
     """The index of a snapshot, made once while its facts are held."""
-    if facts is None:
-        return None
-    return _INDEXES.setdefault(facts, GraphIndex(ref(facts)))
+    return None if facts is None else _INDEXES.setdefault(facts, GraphIndex(ref(facts)))
 
 
 _LINE_END = re.compile(r"\r\n|\r|\n")

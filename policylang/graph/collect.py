@@ -378,9 +378,7 @@ class _Collector:
             flags[row] |= _OFFLOADED if offloaded else Flag.RECORDED_SAVED
         return tuple(found.lost)
 
-    def _flag_outputs(
-        self, flags: array[int], column: bytearray, rows: Sequence[int | None], descs: Sequence[Any]
-    ) -> None:
+    def _flag_outputs(self, flags: array[int], column: bytearray, rows: Sequence[int | None], descs: list[Any]) -> None:
         for row, desc in zip(rows, descs, strict=True):
             if row is None or column[row] not in (Phase.FORWARD, Phase.INPUT):
                 continue

@@ -27,9 +27,7 @@ class NameGlob:
         self._match = _compiled(pattern)
 
     def matches(self, name: str) -> bool:
-        if self._match is None:
-            return name == self.pattern
-        return self._match.fullmatch(name) is not None
+        return name == self.pattern if self._match is None else self._match.fullmatch(name) is not None
 
 
 class PathGlob:

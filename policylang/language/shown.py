@@ -308,9 +308,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def first_lines(lines: Sequence[str], most: int, noun: str = "more") -> tuple[str, ...]:
     """At most so many lines; the last gives the number of the others."""
-    if len(lines) <= most:
-        return tuple(lines)
-    return (*lines[: most - 1], f"… and {len(lines) - most + 1} {noun}")
+    return tuple(lines) if len(lines) <= most else (*lines[: most - 1], f"… and {len(lines) - most + 1} {noun}")
 
 
 def shortened(text: str, most: int) -> str:

@@ -126,9 +126,7 @@ def _check(
             return Finding("held", "nothing is narrowed") if cost.final else LEFT_OPEN
         case _:
             assert_never(expectation)
-    if nothing:
-        return Finding("failed", _NOTHING, part_counts(expectation.selector, selections))
-    return finding
+    return Finding("failed", _NOTHING, part_counts(expectation.selector, selections)) if nothing else finding
 
 
 def _check_count(expectation: syntax.ExpectCount, rows: list[int], selections: Selections) -> Finding:

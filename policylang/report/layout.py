@@ -207,9 +207,7 @@ class Markup(str):
 def element(tag: str, /, *children: str, **attributes: object) -> Markup:
     """``class_`` is ``class``, other underscores hyphens; True has no value, None and False are left out."""
     said = "".join(_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
-    if tag in _VOID:
-        return Markup(f"<{tag}{said}/>")
-    return Markup(f"<{tag}{said}>{fragment(*children)}</{tag}>")
+    return Markup(f"<{tag}{said}/>") if tag in _VOID else Markup(f"<{tag}{said}>{fragment(*children)}</{tag}>")
 
 
 def fragment(*children: str) -> Markup:

@@ -269,9 +269,7 @@ def _outline(moments: Sequence[int], ceiling: int, *, closed: bool = False) -> s
 def _runs(backward: Sequence[int]) -> list[tuple[int, int]]:
     """Runs of forward and of backward with their lengths. If there are very many: the first, and the others as one."""
     runs = [(half, sum(1 for _ in each)) for half, each in groupby(backward)]
-    if len(runs) <= _MOST_PARTS:
-        return runs
-    return [runs[0], (1, sum(length for _, length in runs[1:]))]
+    return runs if len(runs) <= _MOST_PARTS else [runs[0], (1, sum(length for _, length in runs[1:]))]
 
 
 def _partings(runs: Sequence[tuple[int, int]], length: int) -> list[Markup]:

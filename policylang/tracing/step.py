@@ -421,9 +421,7 @@ class Substitution:
 
 
 @contextmanager
-def substituted(
-    model: nn.Module, originals: Sequence[Tensor], replacements: Sequence[Tensor]
-) -> Iterator[Substitution]:
+def substituted(model: nn.Module, originals: list[Tensor], replacements: Sequence[Tensor]) -> Iterator[Substitution]:
     """Under it, the model has ``replacements`` where it had ``originals``, under every name and in every submodule. On
     leaving, the model is as it was: attributes that its forward set are kept in the :class:`Substitution`."""
     by_id = {id(old): new for old, new in zip(originals, replacements, strict=True)}
@@ -507,9 +505,7 @@ class OptimizerState:
 
 
 @contextmanager
-def substituted_optimizer(
-    optimizer: Optimizer, parameters: dict[int, Tensor], tensors: Sequence[Tensor]
-) -> Iterator[None]:
+def substituted_optimizer(optimizer: Optimizer, parameters: dict[int, Tensor], tensors: list[Tensor]) -> Iterator[None]:
     """Under it, the optimizer holds other tensors: ``parameters`` by the ``id`` of the original, and ``tensors``, in
     the order of :class:`OptimizerState`, in the place of learning rates and state. Raises PolicyGraphError if the step
     makes new state: it would be made anew at each call."""
