@@ -117,12 +117,9 @@ def rewrite_graph(gm: fx.GraphModule, joint: Plan, kind: GraphKind, *, root: str
     lines and graph do not fit; the graph is then as it was."""
     policy = joint.policy
     # these graphs follow from the joint graph: there the ranks have agreed, and the lines were checked
-    lenient = evolve(
-        policy,
-        rewrites=tuple(evolve(each, optional=True) for each in policy.rewrites if not isinstance(each, Chunk)),
-        scheduling=tuple(evolve(each, optional=True) for each in policy.scheduling),
-        expectations=(),
-    )
+    rewrites = tuple(evolve(each, optional=True) for each in policy.rewrites if not isinstance(each, Chunk))
+    scheduling = tuple(evolve(each, optional=True) for each in policy.scheduling)
+    lenient = evolve(policy, rewrites=rewrites, scheduling=scheduling, expectations=())
     ranks = ranks_of(joint.before, policy, kind.value)
     facts = _with_inputs(collect(gm, kind=kind, root=root), joint.facts)
     made = make_plan(HalfPath().part_of(lenient), facts, HALF, ranks=ranks)

@@ -142,14 +142,9 @@ def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     for order in report.orders:
         lines = zip(order.lines, (*policy.buckets, *policy.scheduling), strict=True)
         orders.append(evolve(order, lines=tuple(evolve(each, source=line.span.location) for each, line in lines)))
-    report = evolve(
-        report,
-        rewrites=tuple(evolve(each, source=now.get(each.source, each.source)) for each in report.rewrites),
-        orders=tuple(orders),
-        rules=tuple(evolve(account, source=rule.source, text=rule.text) for account, rule in pairs),
-        decisions=decisions,
-        from_cache=True,
-    )
+    rewrites = tuple(evolve(each, source=now.get(each.source, each.source)) for each in report.rewrites)
+    rules = tuple(evolve(account, source=rule.source, text=rule.text) for account, rule in pairs)
+    report = evolve(report, rewrites=rewrites, orders=tuple(orders), rules=rules, decisions=decisions, from_cache=True)
     return Findings(statement_errors.from_json(data["complaints"]), report)
 
 

@@ -34,13 +34,8 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     )
     inputs.add_options(parser, "--no-project", "--import")
     add_form(parser, *RENDERERS)
-    parser.add_argument(
-        "--deny",
-        choices=("warnings", "lossy"),
-        action="append",
-        default=[],
-        help="fail on warnings too, or on a line that narrows values; may be repeated",
-    )
+    help = "fail on warnings too, or on a line that narrows values; may be repeated"
+    parser.add_argument("--deny", choices=("warnings", "lossy"), action="append", default=[], help=help)
     parser.add_argument(
         "--torch",
         action="store_true",
@@ -156,13 +151,8 @@ def fmt(options: argparse.Namespace) -> Exit:
 
 def test_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", metavar="PATH", default=["."], help="Markdown files, or folders of them")
-    parser.add_argument(
-        "--cover",
-        action="append",
-        default=[],
-        metavar="POLICY",
-        help="fail on a rule of this policy, or of a folder of policies, that no test exercises; may be repeated",
-    )
+    help = "fail on a rule of this policy, or of a folder of policies, that no test exercises; may be repeated"
+    parser.add_argument("--cover", action="append", default=[], metavar="POLICY", help=help)
     add_form(parser, *RENDERERS)
 
 

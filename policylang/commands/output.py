@@ -45,12 +45,8 @@ def add_form(parser: argparse.ArgumentParser, *more: str, help: str = "how to pr
 
 
 def add_width(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--width",
-        type=_width,
-        metavar="COLUMNS",
-        help="fit text to so many columns; 0 for as many as it takes (default: the terminal's, all in a pipe or file)",
-    )
+    help = "fit text to so many columns; 0 for as many as it takes (default: the terminal's, all in a pipe or file)"
+    parser.add_argument("--width", type=_width, metavar="COLUMNS", help=help)
 
 
 def _width(text: str) -> int:

@@ -172,12 +172,8 @@ def diff(options: argparse.Namespace) -> Exit:
 
 
 def show_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "graph",
-        nargs="?",
-        metavar="GRAPH",
-        help="a snapshot, a recorded graph in JSON, or a graph as text, as `--graph` takes it (default: the project's)",
-    )
+    help = "a snapshot, a recorded graph in JSON, or a graph as text, as `--graph` takes it (default: the project's)"
+    parser.add_argument("graph", nargs="?", metavar="GRAPH", help=help)
     parser.add_argument(
         "--module",
         action="append",
@@ -276,12 +272,8 @@ _HOW = "policylang explain POLICY --graph GRAPH --node NAME (or --rule LINE)"
 
 
 def explain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "subject",
-        nargs="?",
-        metavar="CODE|POLICY",
-        help="such as APL101; with --node or --rule, a policy; with nothing, all codes",
-    )
+    help = "such as APL101; with --node or --rule, a policy; with nothing, all codes"
+    parser.add_argument("subject", nargs="?", metavar="CODE|POLICY", help=help)
     inputs.add_options(parser, *inputs.PLANNING)
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument(

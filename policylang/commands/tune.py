@@ -33,12 +33,8 @@ def tune_arguments(parser: argparse.ArgumentParser) -> None:
         help="count its state in the peak: adamw, sgd and others by what they keep for each parameter in its own "
         "dtype, or a size, such as '24 GiB'",
     )
-    parser.add_argument(
-        "--reserve",
-        metavar="SHARE",
-        default="0%",
-        help="set aside so much of the memory for the allocator, such as 5%%",
-    )
+    help = "set aside so much of the memory for the allocator, such as 5%%"
+    parser.add_argument("--reserve", metavar="SHARE", default="0%", help=help)
     parser.add_argument("--offload", action="store_true", help="let values be copied to the host as well")
     parser.add_argument("--table", action="store_true", help="print the whole trade-off, one policy per row")
     add_options(parser, "--path", "--no-project", "--import")
@@ -131,13 +127,8 @@ def profile_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", help="of the profile (default: the file's without its ending)")
     parser.add_argument("--compiled", action="store_true", help="measure for steps that run under torch.compile")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=45.0,
-        metavar="N",
-        help="how long it may take, about; one round is made in any case (default: 45)",
-    )
+    help = "how long it may take, about; one round is made in any case (default: 45)"
+    parser.add_argument("--seconds", type=float, default=45.0, metavar="N", help=help)
     add_form(parser, "json")
 
 

@@ -70,14 +70,11 @@ def overridden(policy: Policy, outcome: RuleOutcome, rules: Sequence[RuleOutcome
     taken = sum(outcome.overridden_by.values())
     which = _all_nodes(taken) if taken == len(outcome.matched) else f"{taken} of the {len(outcome.matched)} nodes"
     kept = f", and the model's own checkpoint has tagged {outcome.kept_by_user}" if outcome.kept_by_user else ""
-    return diagnose(
-        OVERRIDDEN,
-        f"`{outcome.rule.text}` decides nothing: other rules override {which} it matches{kept}",
-        span=outcome.rule.span,
-        help="remove it, or move it below the rules that override it",
-        related=tuple(diagnostics.Related(f"`{rule.text}` overrides {count}", rule.span) for rule, count in takers),
-        fixes=[diagnostics.removed(outcome.rule.span), *moved_below(outcome, rules)],
-    )
+    message = f"`{outcome.rule.text}` decides nothing: other rules override {which} it matches{kept}"
+    help = "remove it, or move it below the rules that override it"
+    related = tuple(diagnostics.Related(f"`{rule.text}` overrides {count}", rule.span) for rule, count in takers)
+    fixes = [diagnostics.removed(outcome.rule.span), *moved_below(outcome, rules)]
+    return diagnose(OVERRIDDEN, message, span=outcome.rule.span, help=help, related=related, fixes=fixes)
 
 
 def moved_below(outcome: RuleOutcome, rules: Sequence[RuleOutcome]) -> Iterator[diagnostics.Fix]:
@@ -109,14 +106,8 @@ def unsafe(rule: Rule | Undecided, rows: Sequence[int], reasons: Sequence[str], 
         text, fixes = rule.text, [*fixes, diagnostics.prefixed(rule.span, "optional")]
         help = f"save these values with a later rule, or write `optional {text}` to have them saved"
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
-    return diagnose(
-        UNSAFE,
-        f"`{text}` cannot recompute `{facts.names[rows[0]]}`{more}: {reasons[0]}",
-        span=rule.span,
-        help=help,
-        details=reason_lines(rows, reasons, facts),
-        fixes=fixes,
-    )
+    message = f"`{text}` cannot recompute `{facts.names[rows[0]]}`{more}: {reasons[0]}"
+    return diagnose(UNSAFE, message, span=rule.span, help=help, details=reason_lines(rows, reasons, facts), fixes=fixes)
 
 
 def _operators(rows: Sequence[int], facts: Facts) -> str:

@@ -94,13 +94,9 @@ def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]
             fixes = [prefixed(line, "optional")] if may_be else []
             if count and (said := _SHARE.search(own.text)) and line.start <= own.start < line.end:
                 fixes = [*written(Span(own.source, own.start + said.start(), own.end), [one]), *fixes]
-            yield diagnose(
-                SHARE_OF_NONE,
-                f"`{words}` of `{line.one_line}` is no block: this graph {has}",
-                span=next(selectors_of([statement])).span,
-                help=help if count or may_be else None,
-                fixes=fixes,
-            )
+            message = f"`{words}` of `{line.one_line}` is no block: this graph {has}"
+            span = next(selectors_of([statement])).span
+            yield diagnose(SHARE_OF_NONE, message, span=span, help=help if count or may_be else None, fixes=fixes)
             break
 
 
@@ -195,13 +191,10 @@ class StatementErrors:
             return
         if blocks is not None:
             near = no_match.block_globs(blocks.glob, facts)
-            found = diagnose(
-                refusals.NO_SUCH_BLOCKS,
-                f"`{blocks.glob}` matches no module path of this graph, so there are no blocks",
-                span=blocks.span,
-                help=no_match.naming_blocks(facts, blocks.glob),
-                fixes=written(no_match.glob_span(blocks.glob, blocks.span), near, near=True),
-            )
+            message = f"`{blocks.glob}` matches no module path of this graph, so there are no blocks"
+            help = no_match.naming_blocks(facts, blocks.glob)
+            fixes = written(no_match.glob_span(blocks.glob, blocks.span), near, near=True)
+            found = diagnose(refusals.NO_SUCH_BLOCKS, message, span=blocks.span, help=help, fixes=fixes)
             yield evolve(found, include=policy.included_by(blocks.span))
             return
         wanting = (each.rule for each in rules if not each.matched and not each.rule.optional)

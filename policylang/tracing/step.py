@@ -104,12 +104,10 @@ def check_loss(loss: object, parameters: Mapping[str, Tensor]) -> None:
 
 def no_gradient(parameters: Mapping[str, Tensor]) -> PolicyGraphError:
     some = ", ".join(f"`{name}`" for name in list(parameters)[:3])
-    return problem(
-        NO_GRADIENT,
-        "the loss does not depend on any parameter that requires a gradient",
-        help="look for a `detach()`, a `no_grad()` or an integer cast between the parameters and the loss",
-        details=[f"parameters that require one: {some}{', …' if len(parameters) > 3 else ''}"],
-    )
+    message = "the loss does not depend on any parameter that requires a gradient"
+    help = "look for a `detach()`, a `no_grad()` or an integer cast between the parameters and the loss"
+    details = [f"parameters that require one: {some}{', …' if len(parameters) > 3 else ''}"]
+    return problem(NO_GRADIENT, message, help=help, details=details)
 
 
 # --- what the step writes -------------------------------------------------------------------------------------------
@@ -268,12 +266,9 @@ class ModelSignature:
         if not found:
             found += _turned(self.requires_grad, now.requires_grad, ("without one", "with a gradient"))
         found += _turned(self.modes, now.modes, ("in eval mode", "in train mode"))
-        raise problem(
-            MODEL_CHANGED,
-            "the model has changed since this step was traced, and the graph has not",
-            help="trace the step again, or undo the change",
-            details=_first(found or ["its modules are others"]),
-        )
+        message = "the model has changed since this step was traced, and the graph has not"
+        details = _first(found or ["its modules are others"])
+        raise problem(MODEL_CHANGED, message, help="trace the step again, or undo the change", details=details)
 
 
 @frozen(eq=False)
@@ -300,12 +295,9 @@ class OptimizerSignature:
         ]
         changed = [name for name in self.kinds | now.kinds if self.kinds.get(name) != now.kinds.get(name)]
         found += [f"`{name}`: traced with {self.kinds.get(name)}, now {now.kinds.get(name)}" for name in changed[:8]]
-        raise problem(
-            MODEL_CHANGED,
-            "the optimizer has changed since this step was traced, and the graph has not",
-            help="learning rates and the values of its state may change; trace the step again for anything else",
-            details=found,
-        )
+        message = "the optimizer has changed since this step was traced, and the graph has not"
+        help = "learning rates and the values of its state may change; trace the step again for anything else"
+        raise problem(MODEL_CHANGED, message, help=help, details=found)
 
 
 def _kinds(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorKind]:

@@ -322,28 +322,21 @@ def _nothing(statement: Rewriting, before: Facts, refused: Sequence[Refusal]) ->
             details=_reasons(refused),
             fixes=[prefixed(statement.span, "optional")],
         )
-    return diagnose(
-        refusals.NOTHING_TO_REWRITE,
-        message,
-        span=statement.span,
-        help=f"if that is intended, write `optional {text}`",
-        details=(*there, kind.nothing_in(statement)),
-        fixes=[prefixed(statement.span, "optional")],
-    )
+    help = f"if that is intended, write `optional {text}`"
+    details = (*there, kind.nothing_in(statement))
+    fixes = [prefixed(statement.span, "optional")]
+    return diagnose(refusals.NOTHING_TO_REWRITE, message, span=statement.span, help=help, details=details, fixes=fixes)
 
 
 def all_refused(statement: Rewriting, refused: Sequence[Refusal]) -> Diagnostic:
     """A statement that changes nothing; each of its candidates has a reason."""
     text, count = _text(statement), len(refused)
     all_of_them = "its one candidate is" if count == 1 else f"all of its {count} candidates are"
-    return diagnose(
-        refusals.REWRITES_REFUSED,
-        f"`{text}` changes nothing: {all_of_them} refused",
-        span=statement.span,
-        help=f"where that is as it should be, write `optional {text}`",
-        details=_reasons(refused),
-        fixes=[prefixed(statement.span, "optional")],
-    )
+    message = f"`{text}` changes nothing: {all_of_them} refused"
+    help = f"where that is as it should be, write `optional {text}`"
+    details = _reasons(refused)
+    fixes = [prefixed(statement.span, "optional")]
+    return diagnose(refusals.REWRITES_REFUSED, message, span=statement.span, help=help, details=details, fixes=fixes)
 
 
 def _reasons(refused: Sequence[Refusal]) -> tuple[str, ...]:

@@ -238,14 +238,9 @@ def order_changes(old: Plan, new: Plan) -> OrderChanges | None:
     others = {*joined, *parted}
     alike = [(name, before[name], after[name]) for name in names if name in before and name in after]
     moved = [each for each in alike if each[0] not in others]
-    return OrderChanges(
-        old=old_figures,
-        new=new_figures,
-        joined=joined,
-        parted=parted,
-        starts=tuple(name for name, was, now in moved if was.before != now.before),
-        awaited=tuple(name for name, was, now in moved if was.awaited_before != now.awaited_before),
-    )
+    starts = tuple(name for name, was, now in moved if was.before != now.before)
+    awaited = tuple(name for name, was, now in moved if was.awaited_before != now.awaited_before)
+    return OrderChanges(old=old_figures, new=new_figures, joined=joined, parted=parted, starts=starts, awaited=awaited)
 
 
 def _ordered(plan: Plan) -> tuple[OrderFigures, dict[str, tuple[str, ...]], dict[str, CollectivePlace]]:

@@ -138,12 +138,10 @@ def worth_of_rules(
         rules = _without(plan.policy.rules, index)
         policy = evolve(plan.policy, rules=rules, rewrites=(), scheduling=(), expectations=())
         other_cost, other_peak, other_time = _cost(make_plan(policy, plan.facts, capabilities, device=device))
-        worth = Worth(
-            rule=index,
-            saved_bytes=cost.saved_bytes - other_cost.saved_bytes,
-            recomputed_flops=cost.recomputed_flops - other_cost.recomputed_flops,
-            peak_bytes=peak - other_peak,
-        )
+        saved_bytes = cost.saved_bytes - other_cost.saved_bytes
+        recomputed_flops = cost.recomputed_flops - other_cost.recomputed_flops
+        peak_bytes = peak - other_peak
+        worth = Worth(rule=index, saved_bytes=saved_bytes, recomputed_flops=recomputed_flops, peak_bytes=peak_bytes)
         if time is not None and other_time is not None:
             again, step = (
                 time_difference(time.recomputed, other_time.recomputed),

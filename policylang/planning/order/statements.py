@@ -95,14 +95,10 @@ class OrderErrors:
                 details=_where(facts, others),
             )
         more = f", nor are {len(others) - 1:,} more" if len(others) > 1 else ""
-        return diagnose(
-            NO_COLLECTIVE,
-            f"`{statement.span.one_line}` is about collectives, and `{name}` is none{more}",
-            span,
-            help=f"narrow it down: `({span.one_line}) and collective`",
-            fixes=_narrowed(statement) if rows else (),
-            details=_where(facts, others),
-        )
+        message = f"`{statement.span.one_line}` is about collectives, and `{name}` is none{more}"
+        help = f"narrow it down: `({span.one_line}) and collective`"
+        fixes = _narrowed(statement) if rows else ()
+        return diagnose(NO_COLLECTIVE, message, span, help=help, fixes=fixes, details=_where(facts, others))
 
     def _nothing(self, statement: Bucket | Scheduling) -> Diagnostic:
         facts, text, span = self._traced, statement.span.one_line, statement.selector.span
@@ -129,14 +125,11 @@ class OrderErrors:
                 help=f"trace the step as one of several ranks runs it; {optional}",
                 fixes=[fix],
             )
-        found = diagnose(
-            MATCHES_NOTHING,
-            f"`{text}` matches nothing in this graph",
-            span,
-            help=no_match.other_origin_hint(statement.selector, selections) + optional,
-            fixes=[*no_match.would_match(statement.selector, selections), fix],
-            details=no_match.part_counts(statement.selector, selections),
-        )
+        message = f"`{text}` matches nothing in this graph"
+        help = no_match.other_origin_hint(statement.selector, selections) + optional
+        fixes = [*no_match.would_match(statement.selector, selections), fix]
+        details = no_match.part_counts(statement.selector, selections)
+        found = diagnose(MATCHES_NOTHING, message, span, help=help, fixes=fixes, details=details)
         include = self._policy.included_by(statement.span)
         return evolve(found, cause=no_match.missing_parts(statement.selector, selections), include=include)
 
@@ -329,24 +322,17 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
 def _nothing_moves(statement: Scheduling, left: dict[int, str], facts: Facts) -> Diagnostic:
     rows = sorted(left)
     first = f"`{facts.names[rows[0]]}`" if len(rows) == 1 else f"`{facts.names[rows[0]]}` first"
-    return diagnose(
-        NOTHING_MOVES,
-        f"`{statement.span.one_line}` moves none of {counted(len(rows), 'collective')}, {first}: {left[rows[0]]}",
-        statement.span,
-        help=f"leave it out, or write `optional {statement.span.one_line}`",
-        fixes=[diagnostics.removed(statement.span), diagnostics.prefixed(statement.span, "optional")],
-        details=first_lines([f"{facts.names[row]}: {left[row]}" for row in rows], _MOST_LINES),
-    )
+    message = f"`{statement.span.one_line}` moves none of {counted(len(rows), 'collective')}, {first}: {left[rows[0]]}"
+    help = f"leave it out, or write `optional {statement.span.one_line}`"
+    fixes = [diagnostics.removed(statement.span), diagnostics.prefixed(statement.span, "optional")]
+    details = first_lines([f"{facts.names[row]}: {left[row]}" for row in rows], _MOST_LINES)
+    return diagnose(NOTHING_MOVES, message, statement.span, help=help, fixes=fixes, details=details)
 
 
 def _crossed(one: Bucket | Scheduling, other: Scheduling, why: str) -> Diagnostic:
-    return diagnose(
-        CROSSED,
-        f"`{one.span.one_line}` and `{other.span.one_line}` ask for opposite orders: {why}",
-        one.span,
-        help="take the collective out of one of them",
-        related=(diagnostics.Related(f"`{other.span.one_line}` is the other", other.span),),
-    )
+    message = f"`{one.span.one_line}` and `{other.span.one_line}` ask for opposite orders: {why}"
+    related = (diagnostics.Related(f"`{other.span.one_line}` is the other", other.span),)
+    return diagnose(CROSSED, message, one.span, help="take the collective out of one of them", related=related)
 
 
 def _narrowed(statement: Bucket | Scheduling) -> tuple[diagnostics.Fix, ...]:
