@@ -409,11 +409,8 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> outcome.Audit:
     on_host = {copy.row: copy for copy in found.copies if copy.fetched}
     planned = {row: copy for row, copy in on_host.items() if row >= 0 and moves(decisions[row])}
     may_save = {row for row in facts.forward if row not in again and not moves(decisions[row])}
-    expected = outcome.Expected(
-        may_save,
-        must_save={row for row in may_save if row in read_late and saves(decisions[row]) and row not in on_host},
-        may_recompute=again,
-    )
+    must_save = {row for row in may_save if row in read_late and saves(decisions[row]) and row not in on_host}
+    expected = outcome.Expected(may_save, must_save=must_save, may_recompute=again)
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
     differences = (
         *outcome.runs_otherwise(_OF_FLAT, plan, expected, saved, found),

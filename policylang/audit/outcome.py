@@ -450,11 +450,8 @@ def partition_report(
     report = _report(plan, audit, plan.order if plan.facts.kind is GraphKind.FLAT else None)
     later = (rewrite_reports(plan.policy, edits, half) for half, edits in (halves or {}).items())
     ordered = (order_account(made, half) for half, made in (orders or {}).items())
-    return evolve(
-        report,
-        rewrites=report.rewrites + tuple(each for half in later for each in half),
-        orders=report.orders + tuple(each for each in ordered if each is not None),
-    )
+    rewrites = report.rewrites + tuple(each for half in later for each in half)
+    return evolve(report, rewrites=rewrites, orders=report.orders + tuple(each for each in ordered if each is not None))
 
 
 def _report(plan: Plan, audit: Audit | None, order: OrderPlan | None = None) -> Report:

@@ -27,20 +27,14 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
         "JSON or a graph as text; may be given several times",
     )
     inputs.add_options(parser, "--path", "--device")
-    parser.add_argument(
-        "--one-model",
-        action="store_true",
-        help="the graphs are those of one model: a rule has to match in one of them, not in each",
-    )
+    help = "the graphs are those of one model: a rule has to match in one of them, not in each"
+    parser.add_argument("--one-model", action="store_true", help=help)
     inputs.add_options(parser, "--no-project", "--import")
     add_form(parser, *RENDERERS)
     help = "fail on warnings too, or on a line that narrows values; may be repeated"
     parser.add_argument("--deny", choices=("warnings", "lossy"), action="append", default=[], help=help)
-    parser.add_argument(
-        "--torch",
-        action="store_true",
-        help="look operators up in the installed torch as well, custom operators included (slower: imports it)",
-    )
+    help = "look operators up in the installed torch as well, custom operators included (slower: imports it)"
+    parser.add_argument("--torch", action="store_true", help=help)
 
 
 def check(options: argparse.Namespace) -> Exit:

@@ -45,11 +45,8 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--values", action="store_true", help="print the largest values at the peak and those of each block too"
     )
     parser.add_argument("--html", metavar="OUT.html", help="write the plan as a page as well")
-    parser.add_argument(
-        "--trace",
-        metavar="OUT.json",
-        help="write the step over time as well, as a Chrome trace: what computes, communicates and is alive",
-    )
+    help = "write the step over time as well, as a Chrome trace: what computes, communicates and is alive"
+    parser.add_argument("--trace", metavar="OUT.json", help=help)
 
 
 def plan(options: argparse.Namespace) -> Exit:
@@ -174,20 +171,10 @@ def diff(options: argparse.Namespace) -> Exit:
 def show_arguments(parser: argparse.ArgumentParser) -> None:
     help = "a snapshot, a recorded graph in JSON, or a graph as text, as `--graph` takes it (default: the project's)"
     parser.add_argument("graph", nargs="?", metavar="GRAPH", help=help)
-    parser.add_argument(
-        "--module",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help="list the nodes in these modules, such as 'layers.0.*'; may be given several times",
-    )
-    parser.add_argument(
-        "--operator",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help="list the nodes that call these operators, such as mm or '*attention*'; may be given several times",
-    )
+    help = "list the nodes in these modules, such as 'layers.0.*'; may be given several times"
+    parser.add_argument("--module", action="append", default=[], metavar="GLOB", help=help)
+    help = "list the nodes that call these operators, such as mm or '*attention*'; may be given several times"
+    parser.add_argument("--operator", action="append", default=[], metavar="GLOB", help=help)
     parser.add_argument(
         "--blocks", metavar="GLOB", help="the blocks, as in a policy's `blocks` line; by default the numbered layers"
     )
@@ -276,11 +263,8 @@ def explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("subject", nargs="?", metavar="CODE|POLICY", help=help)
     inputs.add_options(parser, *inputs.PLANNING)
     asked = parser.add_mutually_exclusive_group()
-    asked.add_argument(
-        "--node",
-        metavar="NAME",
-        help="what each rule does to this node of the graph; a glob over names and a module path name several",
-    )
+    help = "what each rule does to this node of the graph; a glob over names and a module path name several"
+    asked.add_argument("--node", metavar="NAME", help=help)
     asked.add_argument("--rule", metavar="LINE", help="what the rule in this line does; FILE:LINE in an included file")
     add_form(parser, "json")
 

@@ -121,16 +121,10 @@ def snapshot_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("function", metavar="MODULE:FUNCTION", help="what returns a graph, a traced step or a model")
     inputs.add_options(parser, "--import")
     inputs.add_snapshot(parser)
-    parser.add_argument(
-        "--device",
-        metavar="cuda|cpu",
-        help="trace as on this device, which need not be here (default: where the model is)",
-    )
-    parser.add_argument(
-        "--compute-capability",
-        metavar="M.N",
-        help="of the GPU whose kernels are chosen: 8.0 is an A100, 9.0 an H100 (default: this machine's, else 9.0)",
-    )
+    help = "trace as on this device, which need not be here (default: where the model is)"
+    parser.add_argument("--device", metavar="cuda|cpu", help=help)
+    help = "of the GPU whose kernels are chosen: 8.0 is an A100, 9.0 an H100 (default: this machine's, else 9.0)"
+    parser.add_argument("--compute-capability", metavar="M.N", help=help)
 
 
 def snapshot(options: argparse.Namespace) -> Exit:

@@ -41,8 +41,5 @@ class PolicyAC(ActivationCheckpointing):  # type: ignore[misc]  # TorchTitan is 
 
 
 def _without_effect(name: str) -> Diagnostic:
-    return Diagnostic(
-        BAD_OPTION,
-        f"the option `{name}` has no effect on a checkpoint that follows a policy",
-        help="leave it out; `strict=True` makes an error of a block that runs other operators than before",
-    )
+    help = "leave it out; `strict=True` makes an error of a block that runs other operators than before"
+    return Diagnostic(BAD_OPTION, f"the option `{name}` has no effect on a checkpoint that follows a policy", help=help)

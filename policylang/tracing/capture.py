@@ -368,11 +368,8 @@ def _kernels_of(device: TargetDevice | None) -> Iterator[AbstractContextManager[
         try:
             functional = stack.enter_context(absent_cuda(device.capability, attention))
         except ImportError as error:
-            raise step.problem(
-                UNKNOWN_DEVICE,
-                f"no step can be traced as on `{device.kind}` here: {error}",
-                help="trace it on a machine with a GPU",
-            ) from error
+            message = f"no step can be traced as on `{device.kind}` here: {error}"
+            raise step.problem(UNKNOWN_DEVICE, message, help="trace it on a machine with a GPU") from error
         yield functional
 
 

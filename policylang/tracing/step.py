@@ -87,17 +87,11 @@ def check_loss(loss: object, parameters: Mapping[str, Tensor]) -> None:
             help="return `output.loss`" if hasattr(loss, "loss") else "return the loss alone, as a tensor",
         )
     if loss.numel() != 1:
-        raise problem(
-            LOSS,
-            f"`loss_fn` returns a tensor of shape {list(loss.shape)}, not a scalar",
-            help="reduce it, for example with `.mean()`",
-        )
+        message = f"`loss_fn` returns a tensor of shape {list(loss.shape)}, not a scalar"
+        raise problem(LOSS, message, help="reduce it, for example with `.mean()`")
     if not parameters:
-        raise problem(
-            NO_GRADIENT,
-            "no parameter of the model requires a gradient",
-            help="call `requires_grad_()` on the parameters to train",
-        )
+        help = "call `requires_grad_()` on the parameters to train"
+        raise problem(NO_GRADIENT, "no parameter of the model requires a gradient", help=help)
     if not loss.requires_grad:
         raise no_gradient(parameters)
 
@@ -148,11 +142,9 @@ def check_writes(
     # a write to one of two inputs that share memory is not seen by a read of the other in the graph
     owners = Counter(_memory(value) for value in plain if mutated)
     if any(owners[_memory(plain[position])] > 1 and _memory(plain[position]) for position in mutated):
-        raise problem(
-            ALIASED_MUTATION,
-            "the step writes to a buffer or input that shares its memory with another one",
-            help="give each its own memory (`.clone()`), or share one buffer under two names",
-        )
+        message = "the step writes to a buffer or input that shares its memory with another one"
+        help = "give each its own memory (`.clone()`), or share one buffer under two names"
+        raise problem(ALIASED_MUTATION, message, help=help)
 
 
 def _memory(value: Tensor) -> int:
@@ -377,11 +369,9 @@ def check_hooks(state: ModelState) -> None:
     """Raises PolicyGraphError where a hook awaits a parameter's ``.grad``, which a traced step leaves alone."""
     for name, parameter in state.parameters.items():
         if tracing.accumulation_hooks(parameter):
-            raise problem(
-                UNTRACEABLE,
-                f"the parameter `{name}` has a hook for its complete `.grad`, which a traced step does not set",
-                help="do what the hook does with the gradients that the step returns, or use `register_hook`",
-            )
+            message = f"the parameter `{name}` has a hook for its complete `.grad`, which a traced step does not set"
+            help = "do what the hook does with the gradients that the step returns, or use `register_hook`"
+            raise problem(UNTRACEABLE, message, help=help)
 
 
 def check_gathers(model: nn.Module) -> None:
@@ -518,11 +508,9 @@ def substituted_optimizer(optimizer: Optimizer, parameters: dict[int, Tensor], t
         yield
         for parameter, own in replaced.items():
             if any(isinstance(own[key], Tensor) for key in set(own) - before.get(parameter, set())):
-                raise problem(
-                    OPTIMIZER,
-                    f"the {type(optimizer).__name__} has no state yet, and would start from none at each call",
-                    help="take one step with it before tracing: `loss.backward(); optimizer.step()`",
-                )
+                message = f"the {type(optimizer).__name__} has no state yet, and would start from none at each call"
+                help = "take one step with it before tracing: `loss.backward(); optimizer.step()`"
+                raise problem(OPTIMIZER, message, help=help)
     finally:
         optimizer.state = state
         for group, saved in zip(optimizer.param_groups, groups, strict=True):

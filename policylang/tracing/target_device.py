@@ -346,11 +346,8 @@ def target_device(device: Device | None, capability: Capability | None = None) -
     except RuntimeError:
         kind = ""
     if kind not in ("cuda", "cpu"):
-        raise problem(
-            UNKNOWN_DEVICE,
-            f"no step can be traced as on `{device}`",
-            help="`cuda` or `cpu`; without a device a step is traced where its model is",
-        )
+        help = "`cuda` or `cpu`; without a device a step is traced where its model is"
+        raise problem(UNKNOWN_DEVICE, f"no step can be traced as on `{device}`", help=help)
     if kind == "cpu":
         if capability is not None:
             message = "a compute capability belongs to a GPU"
@@ -371,11 +368,8 @@ def _capability(given: Capability) -> tuple[int, int]:
     text = given if isinstance(given, str) else ".".join(map(str, given))
     major, dot, minor = text.partition(".")
     if not (dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
-        raise problem(
-            UNKNOWN_DEVICE,
-            f"`{text}` is no compute capability",
-            help="two numbers: 8.0 (A100), 8.9 (L40S, RTX 40), 9.0 (H100, H200), 10.0 (B200), 12.0 (RTX 50)",
-        )
+        help = "two numbers: 8.0 (A100), 8.9 (L40S, RTX 40), 9.0 (H100, H200), 10.0 (B200), 12.0 (RTX 50)"
+        raise problem(UNKNOWN_DEVICE, f"`{text}` is no compute capability", help=help)
     return int(major), int(minor)
 
 
