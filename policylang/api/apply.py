@@ -249,11 +249,8 @@ def trace_step(
     updates = step.OptimizerState.of(optimizer, state)
     captured = capture(model, loss_fn, batch, state, optimizer, updates, target)
     records.remember_checkpoints(captured.gm, captured.followed)
-    signatures = (
-        step.BatchSignature.of(batch),
-        step.ModelSignature.of(model, state),
-        step.OptimizerSignature.of(updates),
-    )
+    of_model, of_optimizer = step.ModelSignature.of(model, state), step.OptimizerSignature.of(updates)
+    signatures = (step.BatchSignature.of(batch), of_model, of_optimizer)
     return TracedStep(model, optimizer, *signatures, captured, target)
 
 

@@ -575,17 +575,10 @@ class JointPartitioner:
                 raise_differences([wrong for order, gm in orders if order for wrong in audit_order(order, gm.graph)])
         halves = zip((forward, backward), _KINDS, strict=True)
         agree_on_halves(plan, {kind.value: (each, kind) for each, kind in halves}, self.root)
-        partition = Partition(
-            forward,
-            backward,
-            plan,
-            result,
-            seconds,
-            halves={each.kind.value: each.edits for each in rewritten},
-            groups=tuple(sorted(groups.union(*(each.groups for each in rewritten)))),
-            schedule=schedule,
-            orders={each.kind.value: each.plan for each in rewritten if each.plan.order is not None},
-        )
+        edits_of = {each.kind.value: each.edits for each in rewritten}
+        plans_of = {each.kind.value: each.plan for each in rewritten if each.plan.order is not None}
+        every = tuple(sorted(groups.union(*(each.groups for each in rewritten))))
+        partition = Partition(forward, backward, plan, result, seconds, edits_of, every, schedule, plans_of)
         remember(partition.applied, gm, forward, backward)
         announce(partition.applied)
         _collect(partition)

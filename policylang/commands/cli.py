@@ -79,17 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not words:
                 longest = max(map(len, COMMANDS))
                 lines = (f"  {name.ljust(longest)}  {summary}" for name, (_, summary) in COMMANDS.items())
-                tell(
-                    "\n".join(
-                        (
-                            "usage: policylang COMMAND …",
-                            "",
-                            *lines,
-                            "",
-                            "policylang COMMAND --help has examples of each",
-                        )
-                    )
-                )
+                last = "policylang COMMAND --help has examples of each"
+                tell("\n".join(("usage: policylang COMMAND …", "", *lines, "", last)))
                 return Exit.USAGE
             options = parser(words).parse_args(words)
         except SystemExit as stop:  # argparse has printed: usage errors are 2 already, --help and --version are 0

@@ -237,15 +237,13 @@ def _edit(state: State, changes: Sequence[TextChange], versioned: bool) -> types
     if not versioned:
         return types.WorkspaceEdit(changes=edits)
     document = state.document
-    return types.WorkspaceEdit(
-        document_changes=[
-            types.TextDocumentEdit(
-                types.OptionalVersionedTextDocumentIdentifier(uri, document.version if uri == document.uri else None),
-                list(made),
-            )
-            for uri, made in edits.items()
-        ]
-    )
+    documents: list[types.TextDocumentEdit] = []
+    for uri, made in edits.items():
+        version = document.version if uri == document.uri else None
+        documents.append(
+            types.TextDocumentEdit(types.OptionalVersionedTextDocumentIdentifier(uri, version), list(made))
+        )
+    return types.WorkspaceEdit(document_changes=documents)
 
 
 # --- what can be shown ---

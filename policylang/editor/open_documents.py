@@ -515,11 +515,8 @@ class OpenDocuments:
             return True
         if self.workspace.settings_of(opened.document.path) != opened.settings:
             return True
-        return (
-            opened.current
-            and opened.settings.graph is not None
-            and opened.graph.stamp != stamp_of(opened.settings.graph)
-        )
+        graph = opened.settings.graph
+        return opened.current and graph is not None and opened.graph.stamp != stamp_of(graph)
 
     def _text(self, opened: OpenDocument) -> TextState:
         def read(path: Path, name: str) -> Source | Diagnostic:

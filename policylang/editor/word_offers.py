@@ -90,18 +90,8 @@ def protocol_items(
 MARKS = frozenset(("LPAR", "RPAR", "COMMA", "EQUAL"))
 """Signs that are typed faster than chosen."""
 _USER_WORDS = frozenset(("NAME", "PATH", "STRING", "BUNDLED"))
-_STATEMENTS = (
-    "recompute",
-    "save",
-    "offload",
-    "expect",
-    "let",
-    *MODIFIERS[:1],
-    "include",
-    *OPENERS,
-    *MODIFIERS,
-    *ACTIONS,
-)
+_FIRST = ("recompute", "save", "offload", "expect", "let", *MODIFIERS[:1], "include")
+_STATEMENTS = (*_FIRST, *OPENERS, *MODIFIERS, *ACTIONS)
 _BEFORE = ("everything", "first", "last", "every", "users", "inputs", "chain")
 _BEHIND = (
     "->", "in", "where", "outside", "except", "or", "and", "per block", "per module", "per chain", "per graph", "chain",

@@ -50,11 +50,8 @@ class GraphBuilder:
         ``output``; ``group`` ends in the number of its ranks, ``dp:4``. ``said``: its values in the columns of
         :class:`Facts`, by the column or as ``module``, ``shape``, ``dtype``, ``region``, ``tag``, ``owner``, …"""
         row = len(self.rows)
-        op, phase, input_kind = (
-            "call_function",
-            facts.Phase.BACKWARD if backward else facts.Phase.FORWARD,
-            facts.InputKind.NOT_AN_INPUT,
-        )
+        op, input_kind = "call_function", facts.InputKind.NOT_AN_INPUT
+        phase = facts.Phase.BACKWARD if backward else facts.Phase.FORWARD
         if target in INPUTS:
             op, phase, input_kind = "placeholder", facts.Phase.INPUT, INPUTS[target]
         elif target == "get_attr":

@@ -453,11 +453,8 @@ def load_expanded(
 
 
 def _wrong_type(wanted: str, given: object) -> Diagnostic:
-    help = (
-        "it is loaded already"
-        if isinstance(given, syntax.Policy)
-        else 'for example `policylang.load("llama3_sac.apl")`'
-    )
+    example = 'for example `policylang.load("llama3_sac.apl")`'
+    help = "it is loaded already" if isinstance(given, syntax.Policy) else example
     return diagnose("APL104", f"{wanted}, and this is a `{type(given).__name__}`", help=help)
 
 

@@ -131,15 +131,7 @@ MODULES = frozenset(
 """Names of modules in models that no operator has."""
 
 _PYTHON = (
-    "torch.nn.functional.",
-    "torch.nn.",
-    "nn.functional.",
-    "functional.",
-    "nn.",
-    "F.",
-    "torch.",
-    "Tensor.",
-    "np.",
+    *("torch.nn.functional.", "torch.nn.", "nn.functional.", "functional.", "nn.", "F.", "torch.", "Tensor.", "np."),
 )
 
 

@@ -69,13 +69,11 @@ def manifest() -> Manifest:
     content = json.loads(data_file("operators.json").read_text(encoding="utf-8"))
     if content["format"] != _FORMAT:
         raise RuntimeError(f"the operator manifest has format {content['format']}, this policylang reads {_FORMAT}")
-    return Manifest(
-        content["torch"],
-        {
-            namespace: {name: tuple(overloads.split()) for name, overloads in names.items()}
-            for namespace, names in content["operators"].items()
-        },
-    )
+    namespaces = {
+        namespace: {name: tuple(overloads.split()) for name, overloads in names.items()}
+        for namespace, names in content["operators"].items()
+    }
+    return Manifest(content["torch"], namespaces)
 
 
 @cache

@@ -241,12 +241,11 @@ def in_a_table(points: Mapping[str, Sequence[tuple[float, float]]], ranks: int) 
     """The rows of a table: to a tenth of a microsecond, and as many sizes for each as for the shortest."""
     measured = {collective: each for collective, each in points.items() if each}
     sizes = min(map(len, measured.values()), default=0)
-    return tuple(
-        CollectiveTimes(
-            collective, ranks, tuple((size, float(milliseconds(seconds)) * 1e-3) for size, seconds in each[:sizes])
-        )
+    rows = {
+        collective: tuple((size, float(milliseconds(seconds)) * 1e-3) for size, seconds in each[:sizes])
         for collective, each in measured.items()
-    )
+    }
+    return tuple(CollectiveTimes(collective, ranks, row) for collective, row in rows.items())
 
 
 def milliseconds(seconds: float) -> str:

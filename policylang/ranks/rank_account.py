@@ -294,18 +294,10 @@ def collectives_of(run: GraphRun) -> list[CollectiveCall]:
                 and " at 0x" not in (text := str(value))
                 and "ScriptObject" not in text
             ]
-            found.append(
-                CollectiveCall(
-                    facts.names[row],
-                    facts.targets[row],
-                    ", ".join(terms),
-                    ", ".join(dict.fromkeys(facts.dtypes[each] for each in tensors)),
-                    "" if own_sizes else " ".join(str(list(facts.shapes[each] or ())) for each in tensors),
-                    name,
-                    facts.groups[name].ranks,
-                    run.when,
-                )
-            )
+            types = ", ".join(dict.fromkeys(facts.dtypes[each] for each in tensors))
+            sizes = "" if own_sizes else " ".join(str(list(facts.shapes[each] or ())) for each in tensors)
+            group, said = (name, facts.groups[name].ranks), (", ".join(terms), types, sizes)
+            found.append(CollectiveCall(facts.names[row], facts.targets[row], *said, *group, run.when))
     return found
 
 

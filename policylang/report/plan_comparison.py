@@ -233,15 +233,8 @@ def trade_off_text(found: TunedPolicy, *, chosen: bool) -> str:
     moved = any(each.offloaded for each in tuned.table)
     waits = any(each.exposed for each in tuned.table)
     figures = dict(figure_rows(tuned))
-    names = [
-        "peak",
-        "saved",
-        *("offloaded",)[:moved],
-        "recomputed",
-        *("copies",)[:moved],
-        *("exposed",)[:waits],
-        "step",
-    ]
+    last = (*("copies",)[:moved], *("exposed",)[:waits], "step")
+    names = ["peak", "saved", *("offloaded",)[:moved], "recomputed", *last]
     at = names.index("recomputed") + 1
     head = ["", *names[:at], "of the forward", *names[at:], "rules that the row above lacks"]
     rows = [head]

@@ -362,17 +362,12 @@ def _group(group: breakdown.BlockGroup, most_saved: int, most_flops: int) -> Mar
     saved = f" saved in {counted(amounts.saved, 'value')}{left}{moved}"
     took = f" in {seconds}" if (seconds := seconds_text(amounts.recomputed_seconds)) else ""
     again = f"{took} and {bytes_text(amounts.recomputed_bytes)} recomputed in {counted(amounts.recomputed, 'value')}"
-    summary = element(
-        "summary",
-        element("span", group.label, times, class_="label"),
+    flops = format_quantity(amounts.recomputed_flops, "flops")
+    bars = (
         _bar(amounts.saved_bytes / most_saved, "saved", bytes_text(amounts.saved_bytes), saved),
-        _bar(
-            amounts.recomputed_flops / most_flops,
-            "recomputed",
-            format_quantity(amounts.recomputed_flops, "flops"),
-            again,
-        ),
+        _bar(amounts.recomputed_flops / most_flops, "recomputed", flops, again),
     )
+    summary = element("summary", element("span", group.label, times, class_="label"), *bars)
     timed = amounts.recomputed_seconds is not None
     head = ("", "operator", "module", "shape", "bytes", "recomputed FLOPs", *("recompute time",)[:timed], "decided by")
     rows = []

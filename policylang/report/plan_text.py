@@ -393,17 +393,10 @@ def _rewrites(found: breakdown.Breakdown, edits: Sequence[EditWorth]) -> str:
     for each in edits:
         span = found.plan.policy.rewrites[each.statement].span
         times = (each.step_seconds, each.exposed_seconds)[:timed]
-        rows.append(
-            (
-                shown.file_name(span.location),
-                shown.shortened(span.one_line, _LONGEST_RULE),
-                f"{found.plan.edits.of(each.statement).count:,}",
-                f"{-each.fewer_collectives:+,}",
-                _signed(each.saved_bytes, "bytes"),
-                _signed(each.peak_bytes, "bytes"),
-                *(_signed(seconds or 0.0, "seconds") for seconds in times),
-            )
-        )
+        line = (shown.file_name(span.location), shown.shortened(span.one_line, _LONGEST_RULE))
+        counts = (f"{found.plan.edits.of(each.statement).count:,}", f"{-each.fewer_collectives:+,}")
+        sizes = (_signed(each.saved_bytes, "bytes"), _signed(each.peak_bytes, "bytes"))
+        rows.append((*line, *counts, *sizes, *(_signed(seconds or 0.0, "seconds") for seconds in times)))
     compared = "from `collectives` on: with the rewrite, compared with the policy without it"
     return "\n".join((table(rows, right=range(2, len(rows[0])), ends=(0,)), compared))
 

@@ -578,18 +578,10 @@ class Buckets(EditPlanner[Bucket]):
         rows = sorted(row for each in members for row in (each.row, each.wait))
         proof = self.prove(sources, old_calls(facts, rows), new.calls(), replaced, (first.alike.group,))
         new.take_names()
-        return self.edit(
-            [each.row for each in members],
-            self.names_of(sources),
-            placement.before,
-            new.made,
-            replaced,
-            rows,
-            evolve(proof, exact=_is_exact(first)),
-            sorted(restrided),
-            ahead=self.names_of(placement.ahead),
-            behind=self.names_of(placement.behind),
-        )
+        joined, proof = [each.row for each in members], evolve(proof, exact=_is_exact(first))
+        nodes = (joined, self.names_of(sources), placement.before, new.made, replaced, rows)
+        ahead, behind = self.names_of(placement.ahead), self.names_of(placement.behind)
+        return self.edit(*nodes, proof, sorted(restrided), ahead=ahead, behind=behind)
 
     def _group(self, name: str) -> FusedGroup:
         group = self.facts.groups[name]

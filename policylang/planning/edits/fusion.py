@@ -152,16 +152,10 @@ class ChainFusion(EditPlanner[Fuse]):
         proof = self.prove([source], old, calls, replaced, self.groups_of(chain.collectives))
         new.take_names()
         written = any(facts.flags[row] & Flag.WRITES for row in range(first, latest))
+        before, sources = first if written else latest, self.names_of([source])
+        proof = evolve(proof, exact=self.exact)
         return self.edit(
-            chain.collectives,
-            self.names_of([source]),
-            first if written else latest,
-            new.made,
-            replaced,
-            chain.rows,
-            evolve(proof, exact=self.exact),
-            restrided,
-            note=note,
+            chain.collectives, sources, before, new.made, replaced, chain.rows, proof, restrided, note=note
         )
 
     # --- chains ---

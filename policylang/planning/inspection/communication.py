@@ -217,17 +217,10 @@ def _bucket_line(plan: Plan, statement: int, edits: Edits) -> LineInOrder:
     members = tuple(name for edit in edits.done for name in edit.collectives)
     refused = [(name, refusal.reason) for refusal in edits.refused for name in refusal.collectives]
     carry = [tuple(node.name for node in edit.nodes if _communicates(node.target)) for edit in edits.done]
-    return LineInOrder(
-        source=span.location,
-        text=span.one_line,
-        matched=tuple(dict.fromkeys((*members, *(name for name, _ in refused)))),
-        moved=members,
-        left=_by_reason(refused),
-        buckets=tuple(
-            JoinedCollectives(names, edit.collectives, edit.proof)
-            for names, edit in zip(carry, edits.done, strict=True)
-        ),
-    )
+    matched = tuple(dict.fromkeys((*members, *(name for name, _ in refused))))
+    joined = zip(carry, edits.done, strict=True)
+    buckets = tuple(JoinedCollectives(names, edit.collectives, edit.proof) for names, edit in joined)
+    return LineInOrder(span.location, span.one_line, matched, members, left=_by_reason(refused), buckets=buckets)
 
 
 def _communicates(target: str) -> bool:

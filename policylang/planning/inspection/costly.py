@@ -86,13 +86,8 @@ def _one_block(plan: Plan) -> Iterator[Diagnostic]:
 
 
 _CROSSING = "save everything in block where crosses block"
-_SAVE_CROSSING = syntax.Rule(
-    syntax.Action.SAVE,
-    syntax.Where(
-        syntax.InBlock(syntax.Everything(), syntax.BlockSet("any"), outside=False), syntax.Is("crosses block")
-    ),
-    optional=True,
-)
+_IN_BLOCKS = syntax.InBlock(syntax.Everything(), syntax.BlockSet("any"), outside=False)
+_SAVE_CROSSING = syntax.Rule(syntax.Action.SAVE, syntax.Where(_IN_BLOCKS, syntax.Is("crosses block")), optional=True)
 
 
 def _several_blocks(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
@@ -488,11 +483,8 @@ def _source_saved(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -
             continue
         words, at = dict.fromkeys(map(operator_name, targets)), _place(rule, plan) + 1
         text = f"recompute {' or '.join(words)}"
-        without = syntax.Rule(
-            syntax.Action.RECOMPUTE,
-            syntax.Union(tuple(syntax.Operator(None, word, None) for word in words)),
-            optional=True,
-        )
+        operators = syntax.Union(tuple(syntax.Operator(None, word, None) for word in words))
+        without = syntax.Rule(syntax.Action.RECOMPUTE, operators, optional=True)
         other = _planned(plan, capabilities, (*policy.rules[:at], without, *policy.rules[at:]))
         theirs = saved_and_recomputed(other, as_counted(other.decisions))
         freed, flops = needs.saved_bytes - theirs.saved_bytes, theirs.recomputed_flops - needs.recomputed_flops

@@ -249,15 +249,9 @@ class OrderErrors:
             fixes = tuple(diagnostics.put_before(statement.span, f"blocks {each}") for each in globs)
         else:
             fixes = diagnostics.written(no_match.glob_span(named.glob, named.span), globs, near=True)
-        self.found.append(
-            diagnose(
-                NO_BLOCKS,
-                f"`{statement.span.one_line}` {what}, and no blocks were found in this graph",
-                statement.span,
-                help=no_match.naming_blocks(self._traced, glob),
-                fixes=fixes,
-            )
-        )
+        message = f"`{statement.span.one_line}` {what}, and no blocks were found in this graph"
+        help = no_match.naming_blocks(self._traced, glob)
+        self.found.append(diagnose(NO_BLOCKS, message, statement.span, help=help, fixes=fixes))
 
     def _taken(self, statement: Scheduling, selected: SelectedCollectives) -> Diagnostic:
         lines = [(self._policy.scheduling[by], count) for by, count in selected.takers.items()]
