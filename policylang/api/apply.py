@@ -102,12 +102,8 @@ def partition(
         wanted = policy_of(given, device)
         if prepared is None and gradients_of(gm.graph, num_fwd_outputs) and not has_backward(gm.graph):
             raise refusals.NOT_A_JOINT_GRAPH.error()
-        made = JointPartitioner(wanted).partition(
-            gm,
-            num_fwd_outputs=num_fwd_outputs,
-            static_lifetime_input_indices=static_lifetime_input_indices,
-            prepared=prepared,
-        )
+        split, static = JointPartitioner(wanted).partition, static_lifetime_input_indices
+        made = split(gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static, prepared=prepared)
     return made.forward, made.backward
 
 

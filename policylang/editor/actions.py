@@ -142,12 +142,9 @@ def nodes_of_rule(state: State, line: int) -> list[str]:
     if state.graph is None:
         return []
     source, plan = state.document.source, state.graph.plan
-    rows = {
-        row
-        for outcome in plan.rules
-        if outcome.rule.span.source == source and outcome.rule.span.line - 1 <= line <= outcome.rule.span.end_line - 1
-        for row in outcome.matched
-    }
+    spans = ((outcome, outcome.rule.span) for outcome in plan.rules)
+    here = (outcome for outcome, at in spans if at.source == source and at.line - 1 <= line <= at.end_line - 1)
+    rows = {row for outcome in here for row in outcome.matched}
     return [plan.facts.names[row] for row in sorted(rows)]
 
 

@@ -344,13 +344,9 @@ def rule_hint(graph: GraphState, index: int) -> str:
     """``24 values · −1.9 GiB · +8.2 TFLOP``; without what it is worth until that is worked out."""
     outcome, worth = graph.plan.rules[index], worth_of(graph, index)
     kept = outcome.kept_by_user
-    return in_short(
-        (
-            values(len(outcome.decided)),
-            *(worth_parts(worth) if worth is not None else ()),
-            f"{kept:,} kept by the user's checkpoint" if kept and not outcome.decided else "",
-        )
-    )
+    changes = worth_parts(worth) if worth is not None else ()
+    by_user = f"{kept:,} kept by the user's checkpoint" if kept and not outcome.decided else ""
+    return in_short((values(len(outcome.decided)), *changes, by_user))
 
 
 def statement_article(state: State, statement: Statement) -> Article:

@@ -372,14 +372,10 @@ def _ordinal(ordinal: syntax.Ordinal, words: str, inner: _Wording) -> _Wording:
     if (scope is not None and within.unscoped) or (start is not None and within.unstarted):
         within = within.at(_ATOM)
     own = (None if start is None else f"from {nth(start)}", None if scope is None else f"per {scope.value}")
-    return _Wording(
-        f"{words} {within.words}",
-        _PHRASE,
-        (*within.tail, *(each for each in own if each is not None)),
-        unscoped=within.unscoped or scope is None,
-        unstarted=within.unstarted or (ordinal.kind == "every" and start is None),
-        open=within.open,
-    )
+    tail = (*within.tail, *(each for each in own if each is not None))
+    unscoped = within.unscoped or scope is None
+    unstarted = within.unstarted or (ordinal.kind == "every" and start is None)
+    return _Wording(f"{words} {within.words}", _PHRASE, tail, unscoped, unstarted, within.open)
 
 
 def own_words(selector: syntax.Selector) -> str:

@@ -195,13 +195,9 @@ def _describe_stand_in(target: StandIn) -> OperatorInfo:
 def _by_name(name: str) -> int:
     """The categories that an operator's full name implies."""
     is_compute = name.rpartition(".")[0] in graphs.compute_operators()
-    return _bits(
-        {
-            names.Category.SEED: name.startswith(_SEEDS),
-            names.Category.COMPUTE: is_compute,
-            names.Category.EFFECTFUL: name.startswith(_EFFECTS),
-        }
-    )
+    seeds, effects = name.startswith(_SEEDS), name.startswith(_EFFECTS)
+    kinds = names.Category
+    return _bits({kinds.SEED: seeds, kinds.COMPUTE: is_compute, kinds.EFFECTFUL: effects})
 
 
 def _describe_higher_order(target: graphs.HigherOrderOperator) -> OperatorInfo:

@@ -105,11 +105,8 @@ def measured(timings: trials.Timings, name: str, dtype: str, capacity: int | Non
         return None
     of_key, kinds = timings.of_key, (trials.FUSED, trials.UNFUSED)
     fused_seconds, unfused = (sum(timing.seconds for _, timing in of_key(key)) for key in kinds)
-    rates = [
-        trial.work / timing.seconds
-        for key in (trials.TO_HOST, trials.FROM_HOST)
-        for trial, timing in timings.of_key(key)
-    ]
+    copies = (trials.TO_HOST, trials.FROM_HOST)
+    rates = [trial.work / timing.seconds for key in copies for trial, timing in of_key(key)]
     spreads = [timing.spread for timing in timings.of.values() if len(timing.rounds) > 1]
     profile = DeviceProfile(
         name=name,

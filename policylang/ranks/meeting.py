@@ -362,16 +362,9 @@ class Meeting:
     def _exchange_once(self, step: rank_account.ComparedStep) -> None:
         self._step += 1
         before, self._sent = self._sent, [key.message(self.store.rank, self._step) for key in self.keys]
+        policy, rank, absences = rank_account.policy_digest(self.policy), self.store.rank, self.store.history.absences
         self._mine = RankMessage(
-            self.store.rank,
-            step.name,
-            step.digest,
-            self.keys,
-            self.label,
-            rank_account.policy_digest(self.policy),
-            step.by_group,
-            self.operators,
-            self.store.history.absences,
+            rank, step.name, step.digest, self.keys, self.label, policy, step.by_group, self.operators, absences
         )
         for key in self._sent:
             self.store.write(key, self._mine)

@@ -296,8 +296,8 @@ def collectives_of(run: GraphRun) -> list[CollectiveCall]:
             ]
             types = ", ".join(dict.fromkeys(facts.dtypes[each] for each in tensors))
             sizes = "" if own_sizes else " ".join(str(list(facts.shapes[each] or ())) for each in tensors)
-            group, said = (name, facts.groups[name].ranks), (", ".join(terms), types, sizes)
-            found.append(CollectiveCall(facts.names[row], facts.targets[row], *said, *group, run.when))
+            node, target, ranks = facts.names[row], facts.targets[row], facts.groups[name].ranks
+            found.append(CollectiveCall(node, target, ", ".join(terms), types, sizes, name, ranks, run.when))
     return found
 
 

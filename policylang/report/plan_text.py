@@ -263,12 +263,8 @@ def plan_text(
     decided = sum(decision is not None for decision in plan.decisions)
     blocks = shown.counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
     heading = f"policy {plan.policy.name}: {shown.counted(decided, 'forward value')}, {blocks}"
-    parts = [
-        heading,
-        _totals(found),
-        order_totals(order),
-        expectation_table([("", each) for each in plan.expectations]),
-    ]
+    expected = expectation_table([("", each) for each in plan.expectations])
+    parts = [heading, _totals(found), order_totals(order), expected]
     if not summary:
         at_peak = at_peak_text(breakdown.values_at_peak(found), values=values)
         parts += [_rewrites(found, edits), order_details(order), _rules(found, worth)]

@@ -489,12 +489,8 @@ class Agreement:
         shown["offloaded"] = any(each.offloaded_bytes for each in self.results)
         rows = [_HEAD, *map(_row, self.results)]
         rows = [tuple(cell for cell, name in zip(row, _HEAD, strict=True) if shown[name]) for row in rows]
-        audits = [
-            f"{each.path}: {difference}"
-            for each in self.results
-            if each.ran is not None and each.ran.report.audit is not None
-            for difference in each.ran.report.audit.differences
-        ]
+        ran = ((each.path, each.ran.report.audit) for each in self.results if each.ran is not None)
+        audits = [f"{path}: {each}" for path, audit in ran if audit is not None for each in audit.differences]
         parts = [
             f"policy {self.policy}, one step, compared with the plain model: loss {self.loss:.6g}, "
             f"{counted(self.gradients, 'gradient')}, torch {self.torch_version}",

@@ -189,11 +189,9 @@ def _read(piece: str, span: Span, lines: tuple[int, int] | None) -> Claim | Diag
             if not _CODE.fullmatch(value):
                 return wrong(f"`{value}` is no code", "for example `# error: APL301`")
         unknown = [value for value in values if value not in CODES]
-        return (
-            wrong(f"no diagnostic has the code `{unknown[0]}`")
-            if unknown
-            else Claim(word, (*values,), None, span, lines)
-        )
+        if unknown:
+            return wrong(f"no diagnostic has the code `{unknown[0]}`")
+        return Claim(word, (*values,), None, span, lines)
     if values == [NOTHING]:
         return Claim(word, (), None, span, lines)
     if len(values) == 1 and _COUNT.fullmatch(values[0]):

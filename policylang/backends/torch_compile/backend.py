@@ -205,11 +205,10 @@ def of_checkpoints(subject: Any) -> Sequence[records.Findings] | None:
 def _findings(uses: Iterable[records.GraphUse]) -> list[records.Findings]:
     """The findings of a graph as often as modules run it: each of them keeps what the graph keeps. With what the
     generated code was read to do, which is known of the backward only once that has run."""
+    every = ((use.graph.code, found) for use in uses for _ in range(use.modules) for found in use.graph.findings)
     return [
-        found if use.graph.code is None else evolve(found, report=evolve(found.report, code=use.graph.code.reports()))
-        for use in uses
-        for _ in range(use.modules)
-        for found in use.graph.findings
+        found if code is None else evolve(found, report=evolve(found.report, code=code.reports()))
+        for code, found in every
     ]
 
 

@@ -578,10 +578,12 @@ class Buckets(EditPlanner[Bucket]):
         rows = sorted(row for each in members for row in (each.row, each.wait))
         proof = self.prove(sources, old_calls(facts, rows), new.calls(), replaced, (first.alike.group,))
         new.take_names()
-        joined, proof = [each.row for each in members], evolve(proof, exact=_is_exact(first))
-        nodes = (joined, self.names_of(sources), placement.before, new.made, replaced, rows)
+        joined, names, strides = [each.row for each in members], self.names_of(sources), sorted(restrided)
         ahead, behind = self.names_of(placement.ahead), self.names_of(placement.behind)
-        return self.edit(*nodes, proof, sorted(restrided), ahead=ahead, behind=behind)
+        proof = evolve(proof, exact=_is_exact(first))
+        return self.edit(
+            joined, names, placement.before, new.made, replaced, rows, proof, strides, ahead=ahead, behind=behind
+        )
 
     def _group(self, name: str) -> FusedGroup:
         group = self.facts.groups[name]

@@ -218,11 +218,8 @@ class _Search:
     def offer(self, order: list[int]) -> int:
         """Keep an order if it is the best so far. Returns the bytes by which a better one exceeds the peak's limit."""
         check_cancelled()
-        found, limits, given = (
-            _Candidate(self._facts, self._nodes.in_rows(order), self._times),
-            self._limits,
-            self.given,
-        )
+        found, limits = _Candidate(self._facts, self._nodes.in_rows(order), self._times), self._limits
+        given = self.given
         if found.exposed >= self.best.exposed:
             return 0
         peak, flight = limits.peak, limits.in_flight

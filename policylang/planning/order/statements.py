@@ -208,12 +208,8 @@ class OrderErrors:
 
     def _kept(self, selected: Sequence[SelectedCollectives], found: Moves, facts: Facts) -> None:
         """Lines that move what another keeps in order, or that move nothing because of it."""
-        keepers = {
-            row: each.statement
-            for each in reversed(selected)
-            for row in each.rows
-            if isinstance(each.statement, KeepOrder)
-        }
+        keeping = [each for each in reversed(selected) if isinstance(each.statement, KeepOrder)]
+        keepers = {row: each.statement for each in keeping for row in each.rows}
         for number, behind in found.behind_kept.items():
             each = selected[number]
             row = next((row for row, keeper in behind.items() if row == keeper), None)
@@ -358,11 +354,8 @@ def cannot_order(policy: Policy, capabilities: Capabilities) -> list[Diagnostic]
     """The scheduling lines of a policy, refused if the path applies none."""
     if capabilities.orders:
         return []
-    lines = [
-        each
-        for each in (*policy.buckets, *policy.scheduling)
-        if not (capabilities.orders_weights and isinstance(each, Prefetch))
-    ]
+    of_weights = Prefetch if capabilities.orders_weights else ()
+    lines = [each for each in (*policy.buckets, *policy.scheduling) if not isinstance(each, of_weights)]
     return [refusals.cannot_order(statement, capabilities) for statement in lines if not statement.optional]
 
 
@@ -493,21 +486,13 @@ def _outcomes(
                 shifted = [row for row in each.taken if between.shifted(row, before)]
             case _:
                 assert_never(each.statement)
-        outcomes.append(
-            SchedulingOutcome(
-                statement=each.statement,
-                matched=tuple(names[row] for row in each.rows),
-                moved=tuple(names[row] for row in shifted),
-                left={names[row]: why for row, why in found.left.get(number, {}).items()},
-            )
-        )
+        matched, moved = (tuple(names[row] for row in rows) for rows in (each.rows, shifted))
+        left = {names[row]: why for row, why in found.left.get(number, {}).items()}
+        outcomes.append(SchedulingOutcome(statement=each.statement, matched=matched, moved=moved, left=left))
     return tuple(outcomes)
 
 
 def _requests(selected: Sequence[SelectedCollectives], kind: type[Prefetch] | type[Delay]) -> list[MoveRequest]:
-    return [
-        MoveRequest(row, number, each.statement.blocks)
-        for number, each in enumerate(selected)
-        if isinstance(each.statement, kind)
-        for row in each.taken
-    ]
+    asked = ((number, each, each.statement) for number, each in enumerate(selected))
+    mine = ((number, each, line) for number, each, line in asked if isinstance(line, kind))
+    return [MoveRequest(row, number, line.blocks) for number, each, line in mine for row in each.taken]
