@@ -32,7 +32,7 @@ from policylang.backends.rewriting import apply_edits, arrange, put_in_order
 from policylang.backends.runtime import RankOrder, collector_paused, timed
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, Schedule, ScheduleStep, StepKind
 from policylang.language.diagnostics import Diagnostic, diagnose

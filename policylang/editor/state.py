@@ -17,8 +17,7 @@ from lsprotocol import types
 
 from policylang.api.load import operators_at_hand, operators_in
 from policylang.api.planned_graphs import on_graph
-from policylang.graph.blocks import blocks_of
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import Chains, blocks_of
 from policylang.graph.facts import Facts
 from policylang.language import syntax
 from policylang.language.devices.profile import DeviceProfile

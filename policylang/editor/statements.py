@@ -13,8 +13,7 @@ from lsprotocol import types
 
 from policylang.audit.outcome import rewrite_reports
 from policylang.editor.state import GraphState, State
-from policylang.graph.blocks import BlockTable, blocks_of
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import BlockTable, Chains, blocks_of
 from policylang.graph.facts import Facts, Phase
 from policylang.language import shown, syntax
 from policylang.language.devices.profile import DeviceProfile

@@ -28,7 +28,7 @@ from policylang.graph.facts import (
 )
 from policylang.graph.memory import memory_of, mutated_reads
 from policylang.operators import calls
-from policylang.operators.moves import MOVERS
+from policylang.operators.layouts import MOVERS
 from policylang.operators.names import GETITEM, WAITS
 from policylang.operators.rows import is_known
 from policylang.operators.work import WorkCounter

@@ -26,7 +26,7 @@ from policylang.graph.facts import Facts, InputKind, Ref, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.plain_data import OWN, from_plain, to_plain
 from policylang.language.syntax import Policy
-from policylang.operators.moves import MOVERS, GroupMove, movers_of
+from policylang.operators.layouts import MOVERS, GroupMove, movers_of
 from policylang.planning.edits.other_ranks import Proposal
 from policylang.planning.plan import Plan, deciding_device, digest_of, policy_text
 from policylang.planning.value_outcome import Decision, Why

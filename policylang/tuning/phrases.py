@@ -17,8 +17,7 @@ from itertools import takewhile
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.blocks import OUTSIDE, BlockTable
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import OUTSIDE, BlockTable, Chains
 from policylang.graph.facts import Facts, Flag, forward_users
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable, prelude_group

@@ -22,8 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import policylang
 from policylang.api.planned_graphs import read_any
 from policylang.errors import PolicyGraphError
-from policylang.graph.blocks import OUTSIDE, blocks_of
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import OUTSIDE, Chains, blocks_of
 from policylang.graph.collect import collect
 from policylang.graph.facts import COLUMNS, Facts, Flag, GraphKind, InputKind, Mesh, Phase, uncounted_operators
 from policylang.planning.capabilities import HALF

@@ -21,8 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from policylang.errors import PolicyGraphError
 from policylang.graph import snapshot
-from policylang.graph.blocks import blocks_of
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import Chains, blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, LostMarker, Phase, Ref
 from policylang.graph.marks import SavedMarker, find, from_annotation
 from policylang.graph.recorded import recorded_facts

@@ -15,20 +15,25 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from policylang.operators.calls import describe, parameters
-from policylang.operators.layouts import SHARD, DigitLayout, NoDigitsError, Tensor, is_contiguous, shard
-from policylang.operators.moves import (
+from policylang.operators.layouts import (
     MOVERS,
     PASSING,
+    SHARD,
     Clone,
     Cut,
+    DigitLayout,
     Expand,
     Join,
     Move,
     MoveError,
+    NoDigitsError,
     Pad,
     Pick,
     Split,
+    Tensor,
+    is_contiguous,
     move_of,
+    shard,
 )
 from policylang.operators.names import ALL_REDUCE, FOLLOWERS, GATHER, GETITEM, SCATTER, WAIT
 from policylang.operators.rows import RowDim, dims_of, is_known, viewed

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import policylang
 from policylang.api.planned_graphs import on_graph
 from policylang.errors import PolicyMatchError
-from policylang.graph.blocks import blocks_of
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import Chains, blocks_of
 from policylang.graph.facts import Facts, LostMarker
 from policylang.language import syntax
 from policylang.language.diagnostics import Diagnostic, Severity, Source, is_error, one_cause

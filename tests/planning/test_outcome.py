@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, Schedule, StepKind, is_gradient
 from policylang.planning.capabilities import FLAT, capabilities_for

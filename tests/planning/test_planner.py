@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
-from policylang.graph.blocks import blocks_of
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import Chains, blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.language.diagnostics import Severity
 from policylang.language.loader import parse_policy

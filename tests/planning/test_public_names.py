@@ -18,8 +18,7 @@ from torch._inductor.decomposition import select_decomp_table
 import policylang
 from policylang.api.snapshot import facts_of as facts_of_graph
 from policylang.commands.small_llama import step_memory
-from policylang.graph.blocks import blocks_of
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import Chains, blocks_of
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.language.loader import parse_policy

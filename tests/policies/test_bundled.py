@@ -20,7 +20,7 @@ from policylang import TracedStep
 from policylang.audit.report import Report
 from policylang.backends.joint import JointPartitioner
 from policylang.errors import PolicyMatchError
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.textual import read_graph

@@ -17,8 +17,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.blocks import BlockTable
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import BlockTable, Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, forward_users, mask_of
 from policylang.graph.textual import GraphBuilder
 from policylang.language import syntax

@@ -38,8 +38,7 @@ from policylang.graph.blocks import has_no_modules
 from policylang.graph.facts import Facts, Flag
 from policylang.language.cancellation import check_cancelled
 from policylang.language.syntax import Bucket
-from policylang.operators.layouts import contiguous, viewed
-from policylang.operators.moves import MOVERS
+from policylang.operators.layouts import MOVERS, contiguous, viewed
 from policylang.operators.names import ALL_REDUCE, CAT, CLONE, GATHER, SCATTER, SLICE, VIEW, WAIT, WAITS
 from policylang.planning.edits.edit_planner import REDUCES, EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting
 from policylang.planning.edits.layout_chains import NO_ROW, phase, relaid, single_input

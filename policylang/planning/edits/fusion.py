@@ -28,8 +28,7 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Flag, Phase
 from policylang.language.syntax import Fuse
 from policylang.operators import layouts
-from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, contiguous, is_contiguous
-from policylang.operators.moves import Part
+from policylang.operators.layouts import DigitLayout, Digits, NoDigitsError, Part, contiguous, is_contiguous
 from policylang.operators.names import GATHER, SCATTER, SLICE, WAIT
 from policylang.planning.edits import layout_chains
 from policylang.planning.edits.edit_planner import REDUCES, EditPlanner, NewNodes, RefusedError, Setting

@@ -26,7 +26,7 @@ from attrs import Factory, define, evolve, field, frozen
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref
 from policylang.operators import layouts
-from policylang.operators.moves import JOINS, PASSING, Cut, Join, Move, Pick, Split, move_of
+from policylang.operators.layouts import JOINS, PASSING, Cut, Join, Move, Pick, Split, move_of
 from policylang.operators.names import CLONE, GETITEM, PERMUTE, PRODUCTS, VIEW, WAIT
 from policylang.planning.graph_edit import Edit
 

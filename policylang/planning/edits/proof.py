@@ -1,7 +1,7 @@
 """Proof of an edit: the old and the new nodes give the same tensors on every rank, or the edit is refused.
 
 Both run element by element on labelled shards of all ranks of the grid, with the groups' true rank lists, in this one
-process. The operator table (:mod:`policylang.operators.moves`) gives what each call does to elements, and the tests
+process. The operator table (:mod:`policylang.operators.layouts`) gives what each call does to elements, and the tests
 compare it with torch; a view that torch would refuse is refused here too. Nothing here knows how edits are found.
 
 Tensors are made small first: a length that no operator cuts or counts may have any size. A length of a shard is split
@@ -22,7 +22,7 @@ from attrs import Factory, evolve, field, frozen, mutable
 
 from policylang.graph.facts import Facts, Ref
 from policylang.operators import layouts
-from policylang.operators.moves import Cut, Gather, GroupMove, Join, Move, MoveError, Part, Reduction, move_of
+from policylang.operators.layouts import Cut, Gather, GroupMove, Join, Move, MoveError, Part, Reduction, move_of
 from policylang.planning.edits.other_ranks import Grid
 from policylang.planning.graph_edit import FusedGroup, NewNode, Node, Proof
 

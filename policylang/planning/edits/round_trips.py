@@ -19,8 +19,7 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Flag, InputKind
 from policylang.language.syntax import Collapse
 from policylang.operators import layouts
-from policylang.operators.layouts import DigitLayout, NoDigitsError, is_contiguous
-from policylang.operators.moves import JOINS, PASSING, Cut, Pick, movers_of
+from policylang.operators.layouts import JOINS, PASSING, Cut, DigitLayout, NoDigitsError, Pick, is_contiguous, movers_of
 from policylang.operators.names import GATHER
 from policylang.planning.edits import layout_chains
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, ReplacedMemory, Setting

@@ -18,7 +18,7 @@ from policylang.language.cancellation import check_cancelled
 from policylang.language.diagnostics import Diagnostic, diagnose, prefixed
 from policylang.language.shown import counted
 from policylang.language.syntax import Bucket, Chunk, Policy, Rewriting
-from policylang.operators.moves import MOVERS
+from policylang.operators.layouts import MOVERS
 from policylang.operators.names import FOLLOWERS, bytes_of
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities

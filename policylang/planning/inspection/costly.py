@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import evolve
 
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, mask_of
 from policylang.language import diagnostics, syntax
 from policylang.language.devices.profile import DeviceProfile

@@ -10,8 +10,7 @@ from heapq import heapify, heappop, heappush
 
 from attrs import define, evolve, field, frozen
 
-from policylang.graph.blocks import BlockTable
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import BlockTable, Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from policylang.language.cancellation import check_cancelled
 from policylang.language.syntax import Delay, KeepOrder, Overlap, Policy, Prefetch, Scheduling, Selector

@@ -18,8 +18,7 @@ from typing import assert_never
 
 from attrs import evolve, fields, frozen
 
-from policylang.graph.blocks import BlockTable, blocks_of, is_one_block
-from policylang.graph.chains import Chains
+from policylang.graph.blocks import BlockTable, Chains, blocks_of, is_one_block
 from policylang.graph.facts import (
     Facts,
     Flag,

@@ -16,7 +16,7 @@ from torch import fx
 
 import policylang
 from policylang.graph.facts import Facts
-from policylang.operators.moves import MoveError
+from policylang.operators.layouts import MoveError
 from policylang.planning.capabilities import HALF
 from policylang.planning.edits.edit_planner import SAME_GRAPH
 from policylang.planning.edits.other_ranks import Grid, Proposal
