@@ -6,17 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 
+from policylang.editor import statements
 from policylang.editor.state import State
-from policylang.editor.statements import (
-    Article,
-    backward_counts,
-    code,
-    denoted,
-    part_lines,
-    picked,
-    selections_of,
-    with_code,
-)
+from policylang.editor.statements import Article, code, with_code
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag
 from policylang.language import shown, syntax
@@ -33,7 +25,7 @@ _MOST_MODULES = 8
 
 def modules_article(state: State, glob: str) -> Article:
     """The modules that a glob matches, the first ones by name, with the number of forward nodes in them."""
-    selections = selections_of(state)
+    selections = statements.selections_of(state)
     if selections is None or path_glob_problem(glob) is not None:
         return Article()
     found = modules_of(selections.facts, glob)
@@ -60,7 +52,7 @@ def modules_of(facts: Facts, glob: str) -> Counter[str]:
 
 def blocks_article(state: State, which: syntax.BlockSet, *, outside: bool) -> Article:
     """The blocks of the snapshot that a place means."""
-    selections = selections_of(state)
+    selections = statements.selections_of(state)
     if selections is None:
         return Article()
     blocks = selections.blocks
@@ -97,7 +89,7 @@ _BASE: dict[shown.Dimension, str] = {
 
 def test_article(state: State, test: syntax.Test, where: syntax.Where) -> Article:
     """The number of nodes before ``where`` that pass the test by itself."""
-    if (found := denoted(state, where.selector)) is None:
+    if (found := statements.denoted(state, where.selector)) is None:
         return Article()
     selections, rows = found
     if isinstance(test, syntax.Compare) and test.quantity in syntax.TIMES and selections.prices is None:
@@ -109,13 +101,13 @@ def test_article(state: State, test: syntax.Test, where: syntax.Where) -> Articl
         f"{code(where.selector.span.one_line)}."
     )
     if not count and test == where.predicate:
-        article.items(part_lines(part_counts(where, selections)[-1:]))
+        article.items(statements.part_lines(part_counts(where, selections)[-1:]))
     return article
 
 
 def selector_article(state: State, part: syntax.Selector) -> Article:
     """The number of nodes that a part of a selector denotes."""
-    if (found := denoted(state, part)) is None:
+    if (found := statements.denoted(state, part)) is None:
         return Article()
     return Article().say(f"{code(part.span.one_line)}: {shown.counted(len(found[1]), 'forward node')} here.")
 
@@ -177,15 +169,15 @@ def let_article(state: State, let: syntax.Let, selector: syntax.Selector) -> Art
     article = Article().policy(let.span.text)
     own = let.span.source == state.document.source
     article.say(with_code(comment_above(let.span)), "" if own else f"Defined in {code(let.span.location)}.")
-    collectives = None if state.graph is None else picked(state.graph, let)
+    collectives = None if state.graph is None else statements.picked(state.graph, let)
     if collectives is not None:
         article.say(f"The lines that use it pick {shown.counted(collectives, 'collective')} of the whole step.")
-    elif (found := denoted(state, selector)) is not None:
+    elif (found := statements.denoted(state, selector)) is not None:
         selections, rows = found
         article.say(f"{_counted(rows, selections)}.")
         counts = part_counts(let.selector, selections)
         if len(counts) > 1 or not rows:
-            article.items(part_lines(counts))
+            article.items(statements.part_lines(counts))
     return article
 
 
@@ -208,11 +200,11 @@ def _of_word(state: State, word: syntax.Word) -> Article:
 def _group(state: State, let: syntax.Let, selector: syntax.Selector) -> Article:
     article = Article().say("A group that every policy knows.", with_code(comment_above(let.span)))
     article.policy(let.span.text)
-    if (found := denoted(state, selector)) is not None:
+    if (found := statements.denoted(state, selector)) is not None:
         selections, rows = found
         article.say(f"{_counted(rows, selections)}.").items(_by_operator(rows, selections.facts))
         if not rows:
-            article.items(part_lines(part_counts(selector, selections)))
+            article.items(statements.part_lines(part_counts(selector, selections)))
     return article
 
 
@@ -227,7 +219,7 @@ def _by_operator(rows: Sequence[int], facts: Facts) -> list[str]:
 
 
 def _operator(state: State, operator: syntax.Operator) -> Article:
-    found = denoted(state, operator)
+    found = statements.denoted(state, operator)
     article = Article().say(*(_from_manifest(operator) if found is None else _on_graph(operator, *found)))
     article.say(_overloads(operator))
     targets = _targets(operator, None if found is None else found[0].facts)
@@ -244,11 +236,11 @@ def _operator(state: State, operator: syntax.Operator) -> Article:
 def _on_graph(operator: syntax.Operator, selections: selectors.Selections, rows: Sequence[int]) -> Iterator[str]:
     facts = selections.facts
     matches = selectors.operator_matcher(operator)
-    backward = sum(count for target, count in backward_counts(facts).items() if matches(target))
+    backward = sum(count for target, count in statements.backward_counts(facts).items() if matches(target))
     said = f"{code(operator.text)}: {_counted(rows, selections)}"
     yield said + (f"; {shown.counted(backward, 'node')} of the backward." if backward else ".")
     if not rows:
-        yield from (line for line in part_lines(part_counts(operator, selections)) if "; " in line)
+        yield from (line for line in statements.part_lines(part_counts(operator, selections)) if "; " in line)
         return
     targets = dict.fromkeys(facts.targets[row] for row in rows)
     if [*targets] != [operator.text]:

@@ -15,28 +15,10 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from attrs import evolve, frozen
 
-from policylang.language import predicates, syntax
-from policylang.language.diagnostics import (
-    Diagnostic,
-    Fix,
-    Span,
-    TextChange,
-    diagnose,
-    inserted,
-    left_out,
-    prefixed,
-    written,
-)
+from policylang.language import diagnostics, predicates, selectors, syntax
+from policylang.language.diagnostics import Diagnostic, Fix, Span, TextChange, diagnose
 from policylang.language.lexer import Lexeme, is_policy_name
-from policylang.language.selectors import (
-    SelectorRules,
-    SpannedSelector,
-    format_counted,
-    format_picked,
-    format_selector,
-    names_in,
-    walk,
-)
+from policylang.language.selectors import SelectorRules, SpannedSelector
 from policylang.language.shown import ALIASES, did_you_mean, joined, nearest
 
 LANGUAGE_VERSION = (0, 2)
@@ -154,7 +136,7 @@ class LetKind(StatementKind):
         return syntax.Let(str(name), selector.selector, span=span)
 
     def text(self, let: syntax.Let) -> str:
-        return f"let {let.name} = {format_selector(let.selector)}"
+        return f"let {let.name} = {selectors.format_selector(let.selector)}"
 
 
 class BlocksKind(StatementKind):
@@ -210,19 +192,20 @@ class RuleKind(StatementKind):
         budget = next((part for part in parts if isinstance(part, syntax.Quantity)), None)
         if budget is not None and verb in ACTIONS and not action.offloads:
             message = f"`{verb}` has no budget: only what is offloaded can be limited"
-            fixes = [left_out(budget.span), *written(verb.span, ["offload"], is_choice=True)]
+            fixes = [diagnostics.left_out(budget.span), *diagnostics.written(verb.span, ["offload"], is_choice=True)]
             verb.report("APL116", message, budget.span, help="leave it out, or write `offload`", fixes=fixes)
         form = next((part for part in parts if isinstance(part, syntax.NarrowForm)), None)
         if form is not None and verb in ACTIONS and not action.saves:
             message = f"`{verb}` has no form: only what is saved can be narrowed"
-            fixes = [left_out(form.span), *written(verb.span, ["save"], is_choice=True)]
+            fixes = [diagnostics.left_out(form.span), *diagnostics.written(verb.span, ["save"], is_choice=True)]
             verb.report("APL116", message, form.span, help="leave it out, or write `save`", fixes=fixes)
         return syntax.Rule(action, selector.selector, "optional" in names, "override" in names, budget, form, span=span)
 
     def text(self, rule: syntax.Rule) -> str:
         limit = "" if rule.budget is None else f" up to {predicates.quantity_text(rule.budget)} per rank"
         limit += "" if rule.form is None else f" as {rule.form.text}"
-        return f"{'override ' if rule.override else ''}{rule.action.word} {format_selector(rule.selector)}{limit}"
+        action = f"{'override ' if rule.override else ''}{rule.action.word}"
+        return f"{action} {selectors.format_selector(rule.selector)}{limit}"
 
 
 # --- changes of the graph's structure ---------------------------------------------------------------------------
@@ -342,7 +325,7 @@ class BucketKind(StatementKind):
         if per is syntax.Scope.BLOCK or isinstance(per, int):
             loose.pop()
             blocks = 1 if per is syntax.Scope.BLOCK else int(per)
-        positions = (part for part in walk(selector.selector) if isinstance(part, syntax.Ordinal))
+        positions = (part for part in selectors.walk(selector.selector) if isinstance(part, syntax.Ordinal))
         ends = (each.scope for each in positions if each.span.end == selector.span.end)  # outside parentheses
         if blocks is None and (taken := next(filter(None, ends), None)) is not None:
             message = f"`per {taken.value}` counts within the selector here, not in a bucket"
@@ -350,7 +333,7 @@ class BucketKind(StatementKind):
             word.report("APL014", message, selector.span, help=help)
         elif blocks is None and size is None and not loose:
             help = "write `per block`, `per 2 blocks`, or a size such as `up to 256 MiB`, behind it"
-            said = evolve(inserted(span, "per block"), is_choice=True)
+            said = evolve(diagnostics.inserted(span, "per block"), is_choice=True)
             message = "the size of a bucket is missing"
             word.report("APL116", message, span, help=help, fixes=[said])
         return syntax.Bucket(selector.selector, blocks, size, span=span)
@@ -361,7 +344,7 @@ class BucketKind(StatementKind):
     def text(self, bucket: syntax.Bucket) -> str:
         per = {None: "", 1: " per block"}.get(bucket.blocks, f" per {bucket.blocks} blocks")
         limit = "" if bucket.size is None else f" up to {predicates.quantity_text(bucket.size)}"
-        return f"bucket {format_picked(bucket.selector)}{per}{limit}"
+        return f"bucket {selectors.format_picked(bucket.selector)}{per}{limit}"
 
 
 class PrefetchKind(StatementKind):
@@ -381,7 +364,7 @@ class PrefetchKind(StatementKind):
         return syntax.Prefetch(selector.selector, _distance(number), span=span)
 
     def text(self, prefetch: syntax.Prefetch) -> str:
-        return f"prefetch {format_picked(prefetch.selector)} {_blocks(prefetch.blocks)} ahead"
+        return f"prefetch {selectors.format_picked(prefetch.selector)} {_blocks(prefetch.blocks)} ahead"
 
 
 class PrefetchOffloadedKind(StatementKind):
@@ -410,7 +393,7 @@ class DelayKind(StatementKind):
         return syntax.Delay(selector.selector, _distance(number), span=span)
 
     def text(self, delay: syntax.Delay) -> str:
-        return f"delay {format_picked(delay.selector)} {_blocks(delay.blocks)}"
+        return f"delay {selectors.format_picked(delay.selector)} {_blocks(delay.blocks)}"
 
 
 class OverlapKind(StatementKind):
@@ -436,7 +419,7 @@ class OverlapKind(StatementKind):
         in_flight, peak = overlap.in_flight, overlap.peak
         limits = "" if in_flight is None else f" up to {predicates.quantity_text(in_flight)} in flight"
         limits += "" if peak is None else f" within {predicates.quantity_text(peak)} of peak"
-        return f"overlap {format_picked(overlap.selector)}{limits}"
+        return f"overlap {selectors.format_picked(overlap.selector)}{limits}"
 
 
 class KeepOrderKind(StatementKind):
@@ -447,7 +430,7 @@ class KeepOrderKind(StatementKind):
         return syntax.KeepOrder(selector.selector, span=span)
 
     def text(self, statement: syntax.KeepOrder) -> str:
-        return f"keep order of {format_picked(statement.selector)}"
+        return f"keep order of {selectors.format_picked(statement.selector)}"
 
 
 def _of_nothing(limit: syntax.Quantity | None, what: str, such: str) -> Iterator[Diagnostic]:
@@ -561,7 +544,7 @@ class ExpectCountKind(StatementKind):
         return syntax.ExpectCount(said, predicates.integer(number), selector.selector, scope, span=span)
 
     def text(self, expectation: syntax.ExpectCount) -> str:
-        counted = format_counted(expectation.selector, expectation.scope)
+        counted = selectors.format_counted(expectation.selector, expectation.scope)
         return f"expect {expectation.bound} {expectation.n} {counted}"
 
 
@@ -574,12 +557,12 @@ class ExpectFateKind(StatementKind):
         if not said and not selector.span.text.startswith("every"):
             help = "write `every` or `no` before it"
             message = "`every` or `no` is missing before these nodes"
-            fixes = [prefixed(selector.span, quantifier) for quantifier in ("every", "no")]
+            fixes = [diagnostics.prefixed(selector.span, quantifier) for quantifier in ("every", "no")]
             word.report("APL208", message, selector.span, help=help, fixes=fixes)
         return syntax.ExpectFate(quantifier, selector.selector, str(fate), span=span)  # type: ignore[arg-type]
 
     def text(self, expectation: syntax.ExpectFate) -> str:
-        return f"expect {expectation.quantifier} {format_picked(expectation.selector)} {expectation.fate}"
+        return f"expect {expectation.quantifier} {selectors.format_picked(expectation.selector)} {expectation.fate}"
 
 
 class ExpectLosslessKind(StatementKind):
@@ -622,7 +605,9 @@ class _LimitRules(SelectorRules):
             message, good = f"`{dtype}` has too few bits for values of any size: it needs a scale", f"{dtype} per row"
             name.report("APL116", message, help=f"write `{good}`", write=[good])
         elif syntax.NARROW_BYTES[dtype] > 1 and per_row is not None:
-            per_row.report("APL116", f"`{dtype}` needs no scale", help="leave it out", fixes=[left_out(per_row.span)])
+            per_row.report(
+                "APL116", f"`{dtype}` needs no scale", help="leave it out", fixes=[diagnostics.left_out(per_row.span)]
+            )
         return syntax.NarrowForm(dtype, per_row is not None, span=span)
 
     def limit(
@@ -693,7 +678,7 @@ def format_statement(statement: syntax.Statement) -> str:
 def format_policy(policy: syntax.Policy) -> str:
     """The canonical text of a resolved policy: names that are used, includes in place, no comments. Digests and cache
     keys are made of it, so it holds everything that can change a decision and nothing else."""
-    used = names_in(policy, policy.statements)
+    used = selectors.names_in(policy, policy.statements)
     lets = [let for name, let in policy.lets.items() if name in used]
     lines = [f"policy {policy.name}"] if is_policy_name(policy.name) else []
     lines += [] if policy.blocks is None else [format_statement(policy.blocks)]
@@ -725,4 +710,4 @@ def report_loose(statement_words: list[Lexeme]) -> None:
             continue
         message = f"`per {scope.value}` has no `first`, `last`, `3rd` or `every 2nd` before it"
         help = f"write which of them, such as `first … per {scope.value}`, or leave `per {scope.value}` out"
-        word.report("APL014", message, span, help=help, fixes=[left_out(span)])
+        word.report("APL014", message, span, help=help, fixes=[diagnostics.left_out(span)])

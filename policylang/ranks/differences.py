@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.ranks import rank_account
 from policylang.ranks.rank_account import (
-    COLLECTIVES,
-    PLAN,
     Absence,
     CollectiveCall,
     ComparedNode,
@@ -16,9 +15,6 @@ from policylang.ranks.rank_account import (
     RankMessage,
     RankStatus,
     StepContent,
-    in_order,
-    named,
-    ranges,
 )
 
 DECIDED = "APL601"
@@ -67,11 +63,11 @@ def between(subject: str, messages: Mapping[int, RankMessage], contents: Mapping
     if messages[left].subject != messages[right].subject:
         return out_of_step(messages[left], right, messages[right]), {}
     one, two = contents[left], contents[right]
-    if subject == PLAN:
+    if subject == rank_account.PLAN:
         return _unlike_plans(pair, one, two, messages)
     parties = _parties(messages, pair)
     lines = _first_unlike(pair, one.lines, two.lines)
-    if subject == COLLECTIVES:
+    if subject == rank_account.COLLECTIVES:
         found = _unlike_collectives(pair, one, two)
         if found is not None:
             message, details = found
@@ -174,7 +170,7 @@ def _unlike_collectives(pair: Pair, one: StepContent, two: StepContent) -> tuple
 
 def missing(mine: RankMessage, why: Mapping[int, str]) -> Diagnostic:
     """``why``: by rank that has not come, a phrase."""
-    ranks = named(list(why))
+    ranks = rank_account.named(list(why))
     message = f"{ranks} sent no plan for a graph that rank {mine.rank} shares: {mine.label}"
     details = tuple(f"rank {rank} {reason}" for rank, reason in why.items())
     return diagnose(MISSING, message, help=f"look for the error of {ranks} first; {_SWITCH}", details=details)
@@ -258,7 +254,7 @@ def compiled_otherwise(rank: int, label: str) -> Diagnostic:
 
 
 def outside_mesh(group: str, ranks: Sequence[int], mesh: Sequence[int]) -> Diagnostic:
-    mine, inside = ranges(sorted(ranks)), ranges(mesh)
+    mine, inside = rank_account.ranges(sorted(ranks)), rank_account.ranges(mesh)
     message = "the mesh does not contain the graph's groups"
     help = "pass the mesh that the model was sharded over, on every rank"
     return diagnose(MESH, f"{message}: `{group}` runs over ranks {mine}, and the mesh has ranks {inside}", help=help)
@@ -272,7 +268,7 @@ def _parties(messages: Mapping[int, RankMessage], pair: Pair) -> tuple[str, ...]
     if len(by_digest) == 1:
         return tuple(f"rank {rank}: {messages[rank].label}" for rank in pair)
     return tuple(
-        f"{named(ranks)}: {messages[ranks[0]].label}, {messages[ranks[0]].subject} {digest[:12]}"
+        f"{rank_account.named(ranks)}: {messages[ranks[0]].label}, {messages[ranks[0]].subject} {digest[:12]}"
         for digest, ranks in by_digest.items()
     )
 
@@ -292,8 +288,9 @@ def _has(rank: int, row: ComparedNode | None) -> str:
 def _runs(rank: int, call: CollectiveCall | None) -> str:
     if call is None:
         return f"rank {rank} runs no further collective"
-    return f"rank {rank} runs `{call.node}`, {call}, over group `{call.group}` of ranks {in_order(call.ranks)}"
+    ranks = rank_account.in_order(call.ranks)
+    return f"rank {rank} runs `{call.node}`, {call}, over group `{call.group}` of ranks {ranks}"
 
 
 def _over(key: MeetingKey) -> str:
-    return f"group `{key.group}` of ranks {ranges(key.ranks)}"
+    return f"group `{key.group}` of ranks {rank_account.ranges(key.ranks)}"

@@ -19,21 +19,13 @@ from policylang.graph.facts import Facts, InputKind, Phase, Schedule, StepKind, 
 from policylang.language.cancellation import check_cancelled
 from policylang.language.shown import folded_names
 from policylang.operators.names import GETITEM
+from policylang.planning import value_outcome
 from policylang.planning.inspection.communication import Communication, communication
 from policylang.planning.inspection.worth import SAVED, a_gib, as_counted, time_difference, time_of_step
 from policylang.planning.liveness import BackwardCost, counted_by_data, saved_and_recomputed
 from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.plan import Plan, schedule_of
-from policylang.planning.value_outcome import (
-    KEPT,
-    LEFT_TO_MIN_CUT,
-    RECOMPUTED,
-    Decision,
-    Held,
-    Outcome,
-    is_open,
-    saved_bytes,
-)
+from policylang.planning.value_outcome import KEPT, LEFT_TO_MIN_CUT, RECOMPUTED, Decision, Held, Outcome
 from policylang.simulation.memory import Origin, Peak, Timeline, highest_moment, peak_of, simulate
 from policylang.simulation.streams import RunLog, StepTime, walk
 
@@ -173,7 +165,9 @@ def breakdown(plan: Plan) -> Breakdown:
     outcomes: list[Outcome | None] = [None] * len(plan.facts)
     for outcome, rows in needs.rows.items():
         for row in rows:
-            outcomes[row] = LEFT_TO_MIN_CUT if outcome is KEPT and is_open(plan.decisions[row]) else outcome
+            outcomes[row] = (
+                LEFT_TO_MIN_CUT if outcome is KEPT and value_outcome.is_open(plan.decisions[row]) else outcome
+            )
     everything = [None if decision is None else SAVED for decision in plan.decisions]
     whole = saved_and_recomputed(evolve(plan, checkpoints=None), everything)
     ordered = communication(plan)
@@ -197,7 +191,7 @@ def _scenario(plan: Plan, schedule: Schedule, needs: BackwardCost, outcomes: Seq
     # Other saved values may alias the same memory: open are only the bytes that go if the open values do.
     closed = [row for row in needs.saved if not outcomes or outcomes[row] is not LEFT_TO_MIN_CUT]
     saved = needs.saved_bytes if len(closed) == len(needs.saved) else None
-    rest = sum(saved_bytes(plan.facts, closed, plan.decisions)) if saved is None else saved
+    rest = sum(value_outcome.saved_bytes(plan.facts, closed, plan.decisions)) if saved is None else saved
     amounts = Amounts(
         saved=len(needs.saved),
         saved_bytes=needs.saved_bytes,

@@ -27,16 +27,9 @@ from policylang.planning.edits.buckets import LIMITED, NO_OTHER, OUTSIDE_BLOCKS
 from policylang.planning.edits.other_ranks import Ranks
 from policylang.planning.edits.statement_edits import all_refused, plan_edits
 from policylang.planning.graph_edit import Edits, Refusal
+from policylang.planning.order import moves
 from policylang.planning.order.dependencies import ComputeProgress, Segments, dependencies, held_rows, unknown_operators
-from policylang.planning.order.moves import (
-    MoveRequest,
-    Moves,
-    SelectedCollectives,
-    WholeStepSelections,
-    after_edits,
-    assigned,
-    move_collectives,
-)
+from policylang.planning.order.moves import MoveRequest, Moves, SelectedCollectives, WholeStepSelections
 from policylang.planning.order.overlap import OverlapLines, TooTight
 from policylang.planning.order.rematerialised import RematerialisedGraph, rematerialised
 from policylang.planning.plan import OrderPlan, SchedulingOutcome
@@ -404,13 +397,15 @@ def plan_order(
     for number, statement in enumerate(policy.rewrites):
         if isinstance(statement, Bucket):
             errors.bucket(number, statement, edits, kept_by)
-    selected = assigned(policy, [after_edits(names, edits, edited) for names in selected_names])
+    selected = moves.assigned(policy, [moves.after_edits(names, edits, edited) for names in selected_names])
     kept = {row for each in selected if isinstance(each.statement, KeepOrder) for row in each.rows}
     before = dependencies(edited, kept)
     segments = selections.segments(edited)
     check_cancelled()
     prefetches, delays = _requests(selected, Prefetch), _requests(selected, Delay)
-    found = move_collectives(edited, before, segments, prefetches, delays, kept, frozenset(unknown_operators(edited)))
+    found = moves.move_collectives(
+        edited, before, segments, prefetches, delays, kept, frozenset(unknown_operators(edited))
+    )
     check_cancelled()
     order, too_tight = found.order, list[TooTight]()
     line, block_of = policy.prefetch_offloaded, selections.selections(edited).blocks.block_of
