@@ -125,20 +125,15 @@ def check_writes(
         writes = isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
         at_its_end = node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder"
         if writes and not at_its_end:
-            raise problem(
-                OUTSIDE_WRITE,
-                f"the step writes (`{node.target}`) to a tensor that is no parameter, buffer, attribute or input",
-                help="register it as a buffer of the model, or pass it as an input; tracing may have changed it once",
-            )
+            message = f"the step writes (`{node.target}`) to a tensor that is no parameter, buffer, attribute or input"
+            help = "register it as a buffer of the model, or pass it as an input; tracing may have changed it once"
+            raise problem(OUTSIDE_WRITE, message, help=help)
     inputs = graph.find_nodes(op="placeholder")
     for position, name in outgrown:
         # a plain attribute that the loss does not depend on is a note to the reader, of any shape
         if name in buffers or inputs[position].users:
-            raise problem(
-                UNTRACEABLE,
-                f"the forward replaces `{name}` by a tensor of another shape or type",
-                help="write to it in place (`self.buffer.copy_(...)`), or keep it outside the traced step",
-            )
+            help = "write to it in place (`self.buffer.copy_(...)`), or keep it outside the traced step"
+            raise problem(UNTRACEABLE, f"the forward replaces `{name}` by a tensor of another shape or type", help=help)
     # a write to one of two inputs that share memory is not seen by a read of the other in the graph
     owners = Counter(_memory(value) for value in plain if mutated)
     if any(owners[_memory(plain[position])] > 1 and _memory(plain[position]) for position in mutated):

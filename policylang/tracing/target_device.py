@@ -354,11 +354,8 @@ def target_device(device: Device | None, capability: Capability | None = None) -
             raise problem(UNKNOWN_DEVICE, message, help="leave it out, or trace for `cuda`")
         return TargetDevice(kind)
     if torch.version.hip is not None:
-        raise problem(
-            UNKNOWN_DEVICE,
-            "this torch is built for ROCm, whose kernels are not those of CUDA",
-            help="trace on the GPU itself, or with a CPU build of torch",
-        )
+        message = "this torch is built for ROCm, whose kernels are not those of CUDA"
+        raise problem(UNKNOWN_DEVICE, message, help="trace on the GPU itself, or with a CPU build of torch")
     if capability is not None:
         return TargetDevice(kind, _capability(capability))
     return TargetDevice(kind, None if torch.cuda.is_available() else DEFAULT_CAPABILITY)

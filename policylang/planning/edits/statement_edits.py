@@ -314,14 +314,11 @@ def _nothing(statement: Rewriting, before: Facts, refused: Sequence[Refusal]) ->
         message = f"`{text}` finds nothing to cut in this graph"
     if refused:
         message = f"`{text}` cuts nothing: {refused[0].reason}"
-        return diagnose(
-            refusals.NOTHING_TO_REWRITE,
-            message,
-            span=statement.span,
-            help=f"cut less, or another module; if that is intended, write `optional {text}`",
-            details=_reasons(refused),
-            fixes=[prefixed(statement.span, "optional")],
-        )
+        span = statement.span
+        help = f"cut less, or another module; if that is intended, write `optional {text}`"
+        details = _reasons(refused)
+        fixes = [prefixed(statement.span, "optional")]
+        return diagnose(refusals.NOTHING_TO_REWRITE, message, span=span, help=help, details=details, fixes=fixes)
     help = f"if that is intended, write `optional {text}`"
     details = (*there, kind.nothing_in(statement))
     fixes = [prefixed(statement.span, "optional")]

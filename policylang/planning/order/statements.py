@@ -111,13 +111,9 @@ class OrderErrors:
                 details=no_match.part_counts(statement.selector, selections),
             )
         if not any(flag & Flag.COLLECTIVE for flag in facts.flags):
-            return diagnose(
-                NONE_IN_GRAPH,
-                f"`{text}` orders collectives, and this graph has none",
-                statement.span,
-                help=f"trace the step as one of several ranks runs it; {optional}",
-                fixes=[fix],
-            )
+            message = f"`{text}` orders collectives, and this graph has none"
+            help = f"trace the step as one of several ranks runs it; {optional}"
+            return diagnose(NONE_IN_GRAPH, message, statement.span, help=help, fixes=[fix])
         message = f"`{text}` matches nothing in this graph"
         help = no_match.other_origin_hint(statement.selector, selections) + optional
         fixes = [*no_match.would_match(statement.selector, selections), fix]
@@ -273,32 +269,20 @@ def _nothing_joined(statement: Bucket, refused: Sequence[Refusal], facts: Facts)
         sizes = sorted(size for size in larger if size > 0)[:2]
         smallest = " and ".join(format_quantity(size, "bytes") for size in sizes)
         limit = format_quantity(statement.size.value, "bytes")
-        return diagnose(
-            NOTHING_FITS,
-            f"`{text}` joins nothing: no two of its {count} that can be one fit into {limit}",
-            span,
-            help=f"write a larger size, or leave it out of a line with `per block`; the smallest take {smallest}",
-            details=each_refused,
-        )
+        message = f"`{text}` joins nothing: no two of its {count} that can be one fit into {limit}"
+        help = f"write a larger size, or leave it out of a line with `per block`; the smallest take {smallest}"
+        return diagnose(NOTHING_FITS, message, span, help=help, details=each_refused)
     if reasons == {OUTSIDE_BLOCKS}:
-        return diagnose(
-            NONE_IN_BLOCKS,
-            f"`{text}` joins nothing: none of its {count} belongs to a block",
-            span,
-            help="name the blocks with a `blocks` line, or write a size instead, `up to 256 MiB`",
-            details=each_refused,
-        )
+        message = f"`{text}` joins nothing: none of its {count} belongs to a block"
+        help = "name the blocks with a `blocks` line, or write a size instead, `up to 256 MiB`"
+        return diagnose(NONE_IN_BLOCKS, message, span, help=help, details=each_refused)
     if reasons <= {NO_OTHER, OUTSIDE_BLOCKS}:
         kinds = Counter(each.detail for each in refused if each.reason == NO_OTHER)
         within = "" if statement.blocks is None else " of one stretch of blocks"
-        return diagnose(
-            NONE_ALIKE,
-            f"`{text}` joins nothing: no two of its {count}{within} are of one kind, dtype and process group",
-            span,
-            help=optional,
-            fixes=[diagnostics.prefixed(statement.span, "optional")],
-            details=first_lines([f"{kind}: {number:,}" for kind, number in kinds.items()], _MOST_LINES),
-        )
+        message = f"`{text}` joins nothing: no two of its {count}{within} are of one kind, dtype and process group"
+        fixes = [diagnostics.prefixed(statement.span, "optional")]
+        details = first_lines([f"{kind}: {number:,}" for kind, number in kinds.items()], _MOST_LINES)
+        return diagnose(NONE_ALIKE, message, span, help=optional, fixes=fixes, details=details)
     return all_refused(statement, refused)
 
 
