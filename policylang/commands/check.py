@@ -18,14 +18,11 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="policy files, folders of them, or - for standard input"
     )
-    parser.add_argument(
-        "--graph",
-        action="append",
-        default=[],
-        metavar="GRAPH",
-        help="check the policies on a graph as well: a snapshot that `policylang snapshot` wrote, a recorded graph in "
-        "JSON or a graph as text; may be given several times",
+    help = (
+        "check the policies on a graph as well: a snapshot that `policylang snapshot` wrote, a recorded graph in "
+        "JSON or a graph as text; may be given several times"
     )
+    parser.add_argument("--graph", action="append", default=[], metavar="GRAPH", help=help)
     inputs.add_options(parser, "--path", "--device")
     help = "the graphs are those of one model: a rule has to match in one of them, not in each"
     parser.add_argument("--one-model", action="store_true", help=help)

@@ -106,13 +106,11 @@ def unanswerable(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
     if not missing:
         return
     for test in dict.fromkeys(test for test in tests_of(policy, *policy.statements) if column_of(test) in missing):
-        yield diagnose(
-            OLDER,
+        message = (
             f"`{format_predicate(test)}` cannot be evaluated: an older policylang wrote the snapshot, without the "
-            f"{column_of(test)} of its nodes",
-            test.span,
-            help="write the snapshot again with this policylang",
+            f"{column_of(test)} of its nodes"
         )
+        yield diagnose(OLDER, message, test.span, help="write the snapshot again with this policylang")
 
 
 def named_alone(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:

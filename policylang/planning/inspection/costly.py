@@ -112,15 +112,13 @@ def _several_blocks(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnost
     other = _planned(plan, capabilities, (*policy.rules[:at], _SAVE_CROSSING, *policy.rules[at:]))
     peak, lower = plan.peak.bytes, other.peak.bytes
     if peak - lower > _LOWER * peak:
-        yield diagnose(
-            SEVERAL_BLOCKS,
+        message = (
             f"`{line.span.one_line}` recomputes what crosses blocks too, so the backward holds several blocks at once: "
             f"the peak is {format_quantity(peak, 'bytes')}, and {format_quantity(lower, 'bytes')} with what crosses "
-            "blocks saved",
-            line.span,
-            help=f"write `{_CROSSING}` below it",
-            fixes=[diagnostics.put_behind(line.span, _CROSSING)],
+            "blocks saved"
         )
+        fixes = [diagnostics.put_behind(line.span, _CROSSING)]
+        yield diagnose(SEVERAL_BLOCKS, message, line.span, help=f"write `{_CROSSING}` below it", fixes=fixes)
 
 
 def _undecided(plan: Plan, row: int) -> bool:
@@ -175,15 +173,12 @@ def _weighed(
         fixes = [diagnostics.put_behind(rule.span, _NO_VIEWS), *fixes]
     rows = dict.fromkeys(views)
     keeps = (f"{plan.facts.names[row]} ({plan.facts.targets[row]}): {_kept_by(plan, row)}" for row in rows)
-    yield diagnose(
-        FREES_NOTHING,
+    message = (
         f"`{rule.text}` recomputes {format_quantity(flops, 'flops')} and frees "
-        f"{format_quantity(max(-freed, 0), 'bytes')}: saved views keep its {format_quantity(size, 'bytes')}",
-        rule.span,
-        help=help,
-        details=first_lines(tuple(keeps), _MOST_LINES),
-        fixes=fixes,
+        f"{format_quantity(max(-freed, 0), 'bytes')}: saved views keep its {format_quantity(size, 'bytes')}"
     )
+    details = first_lines(tuple(keeps), _MOST_LINES)
+    yield diagnose(FREES_NOTHING, message, rule.span, help=help, details=details, fixes=fixes)
 
 
 def _gained(plan: Plan, without: tuple[int, int]) -> tuple[int, int]:
@@ -320,15 +315,12 @@ def _exposed_copies(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnost
                 help = f"write `{text.strip()}` for a step of {step_text}: the last values then stay on the device"
                 fixes = [diagnostics.Fix(f"write `{text.strip()}`", (diagnostics.TextChange(end, text),)), *fixes]
                 break
-        yield diagnose(
-            EXPOSED_COPIES,
+        message = (
             f"`{rule.text}` moves {format_quantity(moved, 'bytes')}, and computation waits "
             f"{format_quantity(seconds, 'seconds')} of {format_quantity(step, 'seconds')} for the copies on "
-            f"{plan.shown_times.device.name}",
-            rule.span,
-            help=help,
-            fixes=fixes,
+            f"{plan.shown_times.device.name}"
         )
+        yield diagnose(EXPOSED_COPIES, message, rule.span, help=help, fixes=fixes)
 
 
 _HALVINGS = 5
@@ -365,14 +357,11 @@ def _no_worth(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> It
         is_worth = max(map(abs, changes)) >= memory or abs(needs.recomputed_flops - theirs.recomputed_flops) >= work
         if is_worth or abs(slower) >= _WORTH:
             continue
-        yield diagnose(
-            NO_WORTH,
+        message = (
             f"`{rule.text}` decides {counted(len(rows), 'value')} of {format_quantity(size, 'bytes')}, and changes "
-            f"memory and work by less than {_WORTH:.2%}",
-            rule.span,
-            help="remove the line",
-            fixes=[diagnostics.removed(rule.span)],
+            f"memory and work by less than {_WORTH:.2%}"
         )
+        yield diagnose(NO_WORTH, message, rule.span, help="remove the line", fixes=[diagnostics.removed(rule.span)])
 
 
 def _read(facts: Facts, rows: Iterable[int]) -> int:

@@ -264,15 +264,13 @@ def slowing_edits(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic
                 tuple(format_quantity(getattr(times, name), "seconds") for times in (each.without, each.under))
                 for name in ("step", "exposed")
             )
-            yield diagnose(
-                SLOWER,
+            message = (
                 f"`{span.one_line}` slows the step on {plan.times.device.name}, from {step[0]} to {step[1]}: "
-                f"{exposed[1]} of it waits for collectives, without the line {exposed[0]}",
-                span,
-                help="leave it out if its collectives would move from a fast network to a slow one",
-                details=first_lines(_edited_groups(plan.edits.of(each.statement).done, plan.before), _MOST_LINES),
-                fixes=[removed(span)],
+                f"{exposed[1]} of it waits for collectives, without the line {exposed[0]}"
             )
+            help = "leave it out if its collectives would move from a fast network to a slow one"
+            details = first_lines(_edited_groups(plan.edits.of(each.statement).done, plan.before), _MOST_LINES)
+            yield diagnose(SLOWER, message, span, help=help, details=details, fixes=[removed(span)])
 
 
 def _edited_groups(done: tuple[Edit, ...], before: Facts) -> list[str]:

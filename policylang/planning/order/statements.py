@@ -79,14 +79,12 @@ class OrderErrors:
     ) -> Diagnostic:
         facts, span, name = self._traced, statement.selector.span, self._traced.names[others[0]]
         if all(_runs_a_graph(facts, row) for row in others):
-            return diagnose(
-                INSIDE,
+            message = (
                 f"`{statement.span.one_line}` selects `{name}`, which runs an inner graph: collectives in "
-                "it cannot be moved",
-                span,
-                help="select collectives of this graph",
-                details=_where(facts, others),
+                "it cannot be moved"
             )
+            help = "select collectives of this graph"
+            return diagnose(INSIDE, message, span, help=help, details=_where(facts, others))
         more = f", nor are {len(others) - 1:,} more" if len(others) > 1 else ""
         message = f"`{statement.span.one_line}` is about collectives, and `{name}` is none{more}"
         help = f"narrow it down: `({span.one_line}) and collective`"
@@ -101,15 +99,12 @@ class OrderErrors:
         fix = diagnostics.prefixed(statement.span, "optional")
         if inside:
             calls = listed([f"{name} ({count})" for name, count in sorted(inside.items())], _MOST_LINES)
-            return diagnose(
-                INSIDE,
+            message = (
                 f"`{text}` finds no collective in this graph: what communicates inside the graphs that {calls} run "
-                "cannot be moved",
-                span,
-                help=optional,
-                fixes=[fix],
-                details=no_match.part_counts(statement.selector, selections),
+                "cannot be moved"
             )
+            details = no_match.part_counts(statement.selector, selections)
+            return diagnose(INSIDE, message, span, help=optional, fixes=[fix], details=details)
         if not any(flag & Flag.COLLECTIVE for flag in facts.flags):
             message = f"`{text}` orders collectives, and this graph has none"
             help = f"trace the step as one of several ranks runs it; {optional}"
