@@ -66,13 +66,10 @@ def gathers_left(policy: syntax.Policy, facts: Facts, chains: Chains, rules: Seq
     ]
     chains_of = [f"`chain through (all_gather where from {word})`" for kind, word in _OTHERS.items() if kind in asked]
     leaves = "an all-gather of another input" if len(left) == 1 else f"{len(left):,} all-gathers of other inputs"
-    found = diagnose(
-        refusals.GATHERS_LEFT,
-        f"`{contract.rule.text}` is about parameters, and leaves {leaves}",
-        span=contract.rule.span,
-        help="to decide about them too, write rules for " + " and ".join(chains_of),
-        details=refusals.detail_lines(lines),
-    )
+    message = f"`{contract.rule.text}` is about parameters, and leaves {leaves}"
+    help = "to decide about them too, write rules for " + " and ".join(chains_of)
+    details = refusals.detail_lines(lines)
+    found = diagnose(refusals.GATHERS_LEFT, message, span=contract.rule.span, help=help, details=details)
     return [found]
 
 
@@ -198,14 +195,11 @@ def conflicts(plan: Plan) -> tuple[Diagnostic, ...]:
                 takers.append((later, count))
         if takers:
             lost = f"{sum(count for _, count in takers):,} of its {len(outcome.matched):,} nodes"
-            warning = diagnose(
-                SOFTENED,
-                f"`{rule.text}` loses {lost} to later rules that ask for the opposite",
-                rule.span,
-                help="move it below them, or write `must` there too",
-                related=tuple(Related(f"`{later.text}` overrides {count:,}", later.span) for later, count in takers),
-                fixes=refusals.moved_below(outcome, plan.rules),
-            )
+            message = f"`{rule.text}` loses {lost} to later rules that ask for the opposite"
+            help = "move it below them, or write `must` there too"
+            related = tuple(Related(f"`{later.text}` overrides {count:,}", later.span) for later, count in takers)
+            fixes = refusals.moved_below(outcome, plan.rules)
+            warning = diagnose(SOFTENED, message, rule.span, help=help, related=related, fixes=fixes)
             found.append(warning)
     return tuple(found)
 
