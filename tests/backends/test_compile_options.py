@@ -182,6 +182,8 @@ POLICIES = {
 WITHOUT: dict[Inner, str] = {"aot_eager": "aot_eager_default_partitioner", "inductor": "inductor"}
 
 
+# What a graph returns and its backward reads as well. Min-cut may move what the backward makes of such a value into the
+# forward: then nothing of the backward reads it any more, and nobody keeps or repeats it.
 class Returning(nn.Module):
     def __init__(self, function: Function) -> None:
         super().__init__()

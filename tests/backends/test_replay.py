@@ -546,6 +546,8 @@ OUTER = "blocks layers.*\nrecompute everything\nsave everything in block where c
 WIDTH = 8
 
 
+# Both halves of a partition traced into one graph and partitioned again, as under a parallelizer: the first backward
+# runs forward operators again, with the metadata of the nodes that they repeat.
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()

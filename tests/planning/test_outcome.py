@@ -297,6 +297,7 @@ def test_nothing_is_read_before_it_is_there(drawn: list[int], chosen: list[str],
         there.add((row, region))
 
 
+# A slow maker of schedules, written from the sentences of the documentation, to hold the fast one against.
 Steps = list[tuple[int, int, int]]
 RUN, AGAIN = StepKind.FIRST_RUN, StepKind.SECOND_RUN
 IN_FLIGHT = 2

@@ -541,6 +541,7 @@ ONLY_ON_CPU = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 """Attention all the same, and not on TorchTitan's list, which is for GPUs."""
 
 
+# `torchtitan_op_sac`, held against what TorchTitan 0.3.0 does (`SelectiveAC` with its default settings), written out.
 def torchtitan_saves(nodes: list[tuple[str, str, str]]) -> dict[str, str]:
     """Node name, operator and block in graph order, to node name and decision."""
     decisions = {}

@@ -44,6 +44,8 @@ from tests.support.sharded import ALL_GATHER, fake_ranks
 from tests.support.trees import span
 from tests.support.versions import needs_groups_in_any_order
 
+# Facts are derived from an edit alone, so they are those of the graph that comes out whatever the edit. A kind of edit
+# that gathers several values at once needs a planner and its registration, and nothing else.
 aten = torch.ops.aten
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 

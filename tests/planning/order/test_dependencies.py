@@ -45,6 +45,8 @@ from tests.support.orders import by_edges, calls, collectives, every_order, in_o
 from tests.support.random_flat import random_flat
 from tests.support.textgraph import GraphBuilder, facts_of
 
+# Halves of transformers under FSDP and tensor parallelism: weights are gathered right before they are used and
+# gradients scattered right after they are made, as ``simple_fsdp`` and AutoParallel trace them.
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 SCATTER = "_c10d_functional.reduce_scatter_tensor.default"
 REDUCE = "_c10d_functional.all_reduce.default"
