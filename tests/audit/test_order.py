@@ -658,7 +658,6 @@ WHO_CALLS_IT = {
     "backends/path.py": {"audit_order"},
     "backends/torch_compile/inductor.py": {"CodeAudit"},
 }
-
 """By file what it calls, beside the class of what an audit comes to and the functions that make reports."""
 
 

@@ -1,4 +1,4 @@
-"""Inductor's caches under a policy: a second process hits, a changed word misses, and neither goes unchecked."""
+"""Inductor's caches under a policy: a second process hits, a changed word misses, and groups of ours go along."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
+import policylang
+from policylang.backends import caching, runtime
+from policylang.backends.runtime import RankOrder
+from policylang.torch_compat import distributed
 from tests.support.cache_process import Job, compile_and_train
+from tests.support.fused_process import compile_and_train as train_fused
+from tests.support.sharded import fake_ranks
+from tests.support.versions import needs_groups_in_any_order
 
 POLICY = "recompute everything\nsave aten.mm\nsave aten.bmm\n"
 SAME_RULES = "# a comment moves every line\n\nrecompute  everything\nsave aten.mm\nsave aten.bmm\n"
@@ -43,23 +51,26 @@ def warm(cold: dict[str, Any]) -> list[dict[str, Any]]:
     return [compile_and_train(job) for job in jobs]
 
 
+def in_another_process(program: str, *arguments: str, **environment: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.support.{program}", *arguments],
+        cwd=REPOSITORY, env={**os.environ, "PYTHONHASHSEED": "4321", **environment}, capture_output=True, text=True,
+        timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.slow
 def test_another_process_with_another_hash_seed_finds_the_same(
     warm: list[dict[str, Any]], cache: Path, tmp_path: Path
 ) -> None:
     jobs = [Job(SAME_RULES), Job(POLICY, whole=False), Job(POLICY, lose_records=True), Job(POLICY)]
-    assert in_another_process(jobs, tmp_path, cache) == [*warm[:2], *warm[3:]]
-
-
-def in_another_process(jobs: Sequence[Job], folder: Path, cache: Path) -> list[dict[str, Any]]:
-    files = [folder / f"{number}.json" for number in range(len(jobs))]
+    files = [tmp_path / f"{number}.json" for number in range(len(jobs))]
     for file, job in zip(files, jobs, strict=True):
         file.write_text(json.dumps(job._asdict()), encoding="utf-8")
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONHASHSEED": "4321"}
-    command = [sys.executable, "-m", "tests.support.cache_process", *map(str, files)]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    found = in_another_process("cache_process", *map(str, files), TORCHINDUCTOR_CACHE_DIR=str(cache))
+    assert found == [*warm[:2], *warm[3:]]
 
 
 def test_the_first_compilation_misses_and_is_recorded(cold: dict[str, Any], cache: Path) -> None:
@@ -107,3 +118,46 @@ def test_a_lost_record_costs_a_compilation_and_no_check(cold: dict[str, Any], wa
     for figure in ("saved", "bytes", "matched", "gradient"):
         assert lost[figure] == cold[figure]
     assert after["from cache"] == [True, True]
+
+
+FUSED = "save everything\nfuse all_gather chains\n"
+
+
+@pytest.fixture
+def fused_cache(tmp_path: Path) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        yield tmp_path
+
+
+@needs_groups_in_any_order
+@pytest.mark.parametrize("process", ["this one", pytest.param("another", marks=pytest.mark.slow), "an evaluation"])
+def test_what_has_no_groups_yet_makes_those_of_the_graph_that_it_finds(fused_cache: Path, process: str) -> None:
+    gradients = process != "an evaluation"
+    cold = train_fused(FUSED, gradients)
+    assert (cold["saved"] is not None) == gradients
+    assert cold["from cache"] == [False]
+    ((name, ranks),) = cold["made"]
+    assert sorted(ranks) == list(range(8))
+    assert not [known for known in distributed.known_groups() if known.name == name]
+    warm = in_another_process("fused_process", FUSED)[-1] if process == "another" else train_fused(FUSED, gradients)
+    assert warm["code"] == cold["code"], "the sources were edited while the test ran, and they are in the key"
+    assert warm["from cache"] == [True]
+    assert warm["hits"] == 1
+    assert warm["made"] == [[name, ranks]]
+    assert (warm["rewrites"], warm["saved"]) == (cold["rewrites"], cold["saved"])
+
+
+def test_a_mesh_that_is_laid_out_otherwise_has_another_key() -> None:
+    """Its groups may be called the same; their ranks are in no graph."""
+    fusing = policylang.parse(FUSED)
+    keys = []
+    for ranks in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1], [2, 3]]):
+        with fake_ranks(4):
+            DeviceMesh("cpu", torch.tensor(ranks), mesh_dim_names=("dp", "tp"))
+            before = caching.groups_key(fusing)
+            runtime.ensure_groups([RankOrder((0, 2, 1, 3), "fake")])
+            assert caching.groups_key(fusing) == before, "what a first graph made is no matter to a second one"
+            keys.append(before)
+    assert keys[0] == keys[2] != keys[1]
+    assert caching.groups_key(policylang.parse("save everything")) == ""

@@ -55,7 +55,6 @@ GRAPH = "\n".join(
         "output(%b4, %g1)",
     ]
 )
-
 """Four layers: a product takes 20 ms, a sine 2 ms, and what the backward does of each layer 4 ms."""
 
 POLICY = "blocks layers.*\nrecompute everything in block\nsave sin in block\n"

@@ -425,7 +425,6 @@ undecided -> save
 bucket all_gather per block
 prefetch all_gather 1 block ahead
 """
-
 """Four layers of two products of 10 ms and two gathers of 8.5 ms each. As traced all gathers are waited for; of the
 buckets, which take 16 ms, the first alone."""
 

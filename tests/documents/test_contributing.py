@@ -22,7 +22,6 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.stem != "__init__"]
 ENDINGS = re.compile(r"(ations?|ings?|ions?|ments?|ers?|ors?|ed|es|s|e|y|ies)$")
 PER_PATH = {"path"}
-
 """Every path has a module of this name: it stands for the same thing in each."""
 
 
@@ -87,12 +86,10 @@ PUBLIC = (
     "policylang.integrations.lightning",
     "policylang.integrations.apl_lexer",
 )
-
 """The public ones: each has an ``__all__``."""
 
 SOURCES = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "policylang").rglob("*.py")))
 CALLED_BY_TORCH = {"Contexts", "PolicyBackend", "PolicyPartitioner", "PolicyPass"}
-
 """Handed on as they are: who is given one has nothing to ask it."""
 
 OPTIONAL = {

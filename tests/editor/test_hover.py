@@ -155,7 +155,6 @@ def test_a_rule_that_no_plan_has_says_what_it_means() -> None:
     assert "Save what the nodes compute for the backward" in shown
     assert "The nodes are those of attention in block." in shown
     assert "may match nothing" in shown
-    assert "64 MiB on each rank" in said(state_of("offload mm up to 64 MiB per rank"), "offload")
 
 
 def test_a_statement_that_no_plan_has_says_what_it_means_once() -> None:
@@ -168,6 +167,33 @@ def test_a_statement_that_no_plan_has_says_what_it_means_once() -> None:
 KEPT = "No scheduler moves communication across these nodes."
 
 
+@pytest.mark.parametrize(
+    ("text", "graph", "place", "shown"),
+    [
+        ("offload mm up to 64 MiB per rank", None, "offload", ["64 MiB on each rank"]),
+        ("save mm; save attention\n", "tutorial.graph", "save attention", ["Decided by this line and needed"]),
+        ("optional collapse round_trips\n", "tensor_parallel.graph", "collapse", ["Nothing to rewrite."]),
+        ("optional collapse round_trips\n", "tensor_parallel.graph", "round_trips",
+         ["gathered from all ranks and sliced back"]),
+        ("device h100-sxm\nsave mm where time > 1 us\n", "tutorial.graph", "h100-sxm",
+         ["h100-sxm", "bfloat16 products", "capacity"]),
+        ("save aten.t\n", None, "aten.t", ["another look at the memory"]),
+        ("save aten.bernoulli\n", None, "aten.bern", ["draws random numbers"]),
+        ("optional save linear\n", "tutorial.graph", "linear", ["it is traced as mm (29 nodes) here"]),
+        ("save aten.*mm\n", "tutorial.graph", "aten.*mm", ["aten.mm.default: 29", "Among torch's operators it means"]),
+        ("save attention\n", "tutorial.graph", "attention",
+         ["let attention = (", "Every form of scaled-dot-product attention",
+          "4 nodes of the forward: 1 in each of the 4 blocks"]),
+        ("save first 2 mm per block\n", "tutorial.graph", "first", ["first 2 mm per block: 8 forward nodes here."]),
+        ("save first 2 mm per block\n", "tutorial.graph", "block", ["Counted separately in each block"]),
+    ],
+)  # fmt: skip
+def test_what_is_said_at_a_place(text: str, graph: str | None, place: str, shown: list[str]) -> None:
+    found = said(state_of(text, graph), place)
+    for each in shown:
+        assert each in found
+
+
 def test_what_is_not_weighed_yet_is_not_waited_for() -> None:
     text = "recompute everything\nsave mm\nexpect saved <= 1 TiB\n"
     state = state_of(text, "tutorial.graph", weighed=False)
@@ -176,11 +202,6 @@ def test_what_is_not_weighed_yet_is_not_waited_for() -> None:
     for offset in range(len(text)):
         hover(state, offset)
     assert not state.graph.knows("worth")
-
-
-def test_several_rules_of_one_line_say_so() -> None:
-    state = state_of("save mm; save attention\n", "tutorial.graph")
-    assert "Decided by this line and needed" in said(state, "save attention")
 
 
 def signed(amount: float, dimension: str) -> str:
@@ -235,25 +256,12 @@ def test_an_include_says_what_it_brings() -> None:
     assert f"{outcome.rule.text}: {len(outcome.decided):,} values" in shown
 
 
-def test_rewrites_say_what_they_do() -> None:
-    state = state_of("optional collapse round_trips\nrecompute everything\n", "tensor_parallel.graph")
-    assert "Nothing to rewrite." in said(state, "collapse")
-    assert "gathered from all ranks and sliced back" in said(state, "round_trips")
-
-
 def test_undecided_says_of_how_many_values() -> None:
     state = state_of("save mm\nundecided -> recompute\n", "tutorial.graph")
     facts = state.graph.facts
     values = sum(facts.owners[row] == row for row in facts.forward) - len(facts.by_target["aten.mm.default"])
     always = sum(d is not None and d.why.value == "always" for d in state.graph.plan.decisions)
     assert f"No rule decides {values - always:,} values" in said(state, "undecided")
-
-
-def test_a_device_says_its_figures() -> None:
-    shown = said(state_of("device h100-sxm\nsave mm where time > 1 us\n", "tutorial.graph"), "h100-sxm")
-    assert "h100-sxm" in shown
-    assert "bfloat16 products" in shown
-    assert "capacity: 80 GiB" in shown or "capacity" in shown
 
 
 # --- names ---
@@ -277,26 +285,6 @@ def test_an_operator_is_explained_without_a_graph() -> None:
     shown = said(state_of("save mm\nsave aten.t\nsave bernoulli\n"), "mm")
     assert "nodes" not in shown
     assert "linear" in shown
-    assert "another look at the memory" in said(state_of("save aten.t\n"), "aten.t")
-    assert "draws random numbers" in said(state_of("save aten.bernoulli\n"), "aten.bern")
-
-
-def test_what_is_traced_as_something_else_says_as_what() -> None:
-    shown = said(state_of("optional save linear\n", "tutorial.graph"), "linear")
-    assert "it is traced as mm (29 nodes) here" in shown
-
-
-def test_a_glob_says_what_it_matches() -> None:
-    shown = said(state_of("save aten.*mm\n", "tutorial.graph"), "aten.*mm")
-    assert "aten.mm.default: 29" in shown
-    assert "Among torch's operators it means" in shown
-
-
-def test_a_group_is_shown_as_the_prelude_has_it() -> None:
-    shown = said(state_of("save attention\n", "tutorial.graph"), "attention")
-    assert "let attention = (" in shown
-    assert "Every form of scaled-dot-product attention" in shown
-    assert "4 nodes of the forward: 1 in each of the 4 blocks" in shown
 
 
 def test_a_name_is_shown_with_its_definition_and_comment() -> None:
@@ -383,12 +371,6 @@ def test_a_place_says_which_blocks_it_means(place: str, blocks: str) -> None:
     state = state_of(f"save mm in {place}\n", "tutorial.graph")
     for word in place.split():
         assert blocks in said(state, "in " + place, 3 + place.index(word))
-
-
-def test_a_position_says_how_many_nodes_it_takes() -> None:
-    state = state_of("save first 2 mm per block\n", "tutorial.graph")
-    assert "first 2 mm per block: 8 forward nodes here." in said(state, "first")
-    assert "Counted separately in each block" in said(state, "block")
 
 
 @pytest.mark.parametrize("text", ["# a comment\nsave mm  # behind\n\n   \nsave bmm ;  save mm\n"])

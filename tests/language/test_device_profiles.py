@@ -631,7 +631,6 @@ PROFILES = st.fixed_dictionaries(
         "network": st.lists(NETWORK, max_size=3),
     },
 )
-
 """Nearly profiles."""
 
 

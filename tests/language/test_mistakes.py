@@ -25,7 +25,6 @@ from tests.language.test_fuzz import WORDS
 from tests.support.drawn import examples
 
 LINES = Path(__file__).with_name("mistakes.txt").read_text("utf-8").splitlines()
-
 """Each a statement with its underlined part in ⟦⟧, what is said, and the help where there is one."""
 
 TEXTS = [re.sub("[⟦⟧]", "", line.split("  =>  ")[0]) for line in LINES]

@@ -40,7 +40,6 @@ from policylang.operators.rows import RowDim, dims_of, is_known, viewed
 from tests.support.drawn import examples
 
 Draw = Callable[[st.DataObject, torch.Tensor], tuple[Any, ...]]
-
 """The arguments of a call after the tensor."""
 
 

@@ -156,7 +156,6 @@ def test_what_rewrites_made_is_compared_too() -> None:
 
 
 COUNTING = "blocks h.*\nrecompute everything in block\nsave every 2nd everything per block\n"
-
 """A dropout is one operator in one graph and three in another: counted through, other values are the second ones."""
 
 

@@ -40,7 +40,6 @@ from tests.support.textgraph import GraphBuilder
 SAVE, RECOMPUTE = policylang.parse("undecided -> save\n"), policylang.parse("save mm\nundecided -> recompute\n")
 SETS = {2: ([(0, 1)],), 4: ([(0, 1, 2, 3)], [(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1), (2, 3), (0, 2), (1, 3)])}
 QUICK = 0.25
-
 """Of the seconds between looks, and of a rank's delays: how often each of them looks meanwhile stays as it is."""
 
 WELL, DIFFERS, STOPS, FAILS = "well", "differs", "stops", "fails"

@@ -43,7 +43,6 @@ FLAT = DeviceProfile(
     attention=0.25,
     host_bandwidth=2.0,
 )
-
 """A device so slow that seconds are whole numbers."""
 
 
@@ -333,7 +332,6 @@ def test_every_node_is_priced_as_the_slow_account_prices_it(facts: Facts, device
 DATA = Path(__file__).parents[1] / "data"
 BASELINE = {"bfloat16": Rate.constant(600e12), "float32": Rate.constant(600e12)}
 RING = Network(bandwidth=45e9, latency=30e-6)
-
 """The cost model of the baseline: 600 TFLOP/s, 2.6 TB/s, pointwise operators 0.35 of their bytes, and collectives
 30 µs and their bytes at 45 GB/s."""
 
