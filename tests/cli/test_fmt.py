@@ -285,25 +285,21 @@ def test_json_of_the_paths_that_were_named(agree):
     assert plain["agrees"] is True
 
 
-def test_a_policy_with_a_mistake(agree):
-    outcome = agree("save attenton\n")
-    assert outcome.code == 1
-    assert "`attenton`" in outcome.err
+NAME_ONE = "help: name a function as `package.module:function`"
 
 
-@pytest.mark.parametrize("model", ["models_for_agree:large", "no_such_module:small", "small"])
-def test_a_model_there_is_not(agree, model):
-    outcome = agree(POLICY, model=model)
-    assert outcome.code == 2
-    assert "help: name a function as `package.module:function`" in outcome.err
-
-
-def test_a_model_that_does_not_run(agree):
-    outcome = agree(POLICY, model="models_for_agree:broken")
-    assert outcome.code == 1
-    assert "policylang agree: `models_for_agree:broken` does not run" in outcome.err
-    assert "TypeError" in outcome.err
-    assert outcome.out == ""
+@pytest.mark.parametrize(
+    ("policy", "model", "code", "said"),
+    [
+        ("save attenton\n", "models_for_agree:small", 1, ["`attenton`"]),
+        *((POLICY, model, 2, [NAME_ONE]) for model in ("models_for_agree:large", "no_such_module:small", "small")),
+        (POLICY, "models_for_agree:broken", 1, ["agree: `models_for_agree:broken` does not run", "TypeError"]),
+    ],
+)
+def test_a_policy_or_a_model_that_cannot_be_compared(agree, policy, model, code, said):
+    outcome = agree(policy, model=model)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert all(each in outcome.err for each in said)
 
 
 @pytest.mark.slow
