@@ -32,8 +32,7 @@ def main() -> int:
     torch.set_num_threads(1)
     if options.graphs:
         trace_graphs(ROOT / "docs" / "graphs")
-    from tests.documents.outputs import PAGES, blocks, masked, produce, rewritten
-    from tests.documents.outputs.graphs import PICTURE, picture
+    from tests.documents.outputs import PAGES, PICTURE, blocks, masked, picture, produce, rewritten
 
     changed = 0
     for page in [page.resolve() for page in options.pages] or PAGES:

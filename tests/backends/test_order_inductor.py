@@ -27,9 +27,8 @@ from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.operators.work import is_communication, is_wait
 from policylang.torch_compat import compilers
 from tests.support.compiled import fresh_dynamo
-from tests.support.meshed import WIDTH, Meshed
 from tests.support.orders import at_random, in_hand_order
-from tests.support.sharded import fake_ranks
+from tests.support.sharded import WIDTH, Meshed, fake_ranks
 from tests.support.versions import needs_cached_collectives, needs_several_last_passes
 
 POLICY = "undecided -> save\nkeep order of all_gather\n"

@@ -21,8 +21,8 @@ from policylang.backends import joint, path
 from policylang.errors import PolicyAuditError
 from policylang.ranks.comparison import TIMEOUT
 from tests.support.flat_graphs import copy_graph
-from tests.support.meshed import WIDTH, Meshed
 from tests.support.ranks import run_ranks
+from tests.support.sharded import WIDTH, Meshed
 from tests.support.versions import needs_cached_collectives, needs_groups_in_any_order, needs_traced_meshes
 
 SAVE = "save mm\nundecided -> save\n"

@@ -1,4 +1,4 @@
-"""Steps of sharded models under policies that fuse and collapse: traced, compiled, cut in two and compiled again."""
+"""Steps of sharded models, with DTensors: traced, compiled, cut in two, compiled again, under policies that fuse."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ import torch
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn.utils import parametrize
 
 import policylang
+from policylang import TracedStep, trace_step
+from policylang.audit.report import Report
 from policylang.backends.joint import Partition, partitions
 from policylang.backends.records import last_audited
+from tests.support.compiled import fresh_dynamo
 from tests.support.edited import assert_facts_hold
 from tests.support.lines import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.ranks import run_ranks
-from tests.support.sharded import fake_ranks
+from tests.support.sharded import fake_ranks, sharded_stack
 from tests.support.twice import Once, partitioned_once
 from tests.support.versions import needs_groups_in_any_order
+from tests.tracing.test_against_eager import eager_step, mean_square, net, twin
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
 
 GATHERS = "undecided -> save\nfuse all_gather chains\n"
 BOTH = GATHERS + "fuse reduce_scatter chains\n"
@@ -144,8 +151,6 @@ def _four(rank: int) -> None:
 
 
 # --- pretended ranks ------------------------------------------------------------------------------------------------
-
-
 class Gathered(nn.Module):
     """Weights that functional collectives gather over two mesh dimensions."""
 
@@ -177,7 +182,7 @@ class ReadTwice(Gathered):
         return x + total
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def many() -> Iterator[DeviceMesh]:
     with fake_ranks(128):
         yield mesh_of(16, 8)
@@ -288,3 +293,126 @@ def test_a_compiled_graph_without_gradients_is_rewritten_too(many: DeviceMesh, t
     assert report.audit.agrees
     assert policylang.snapshot(backend, tmp_path / "a.graph") == (tmp_path / "a.graph",)
     assert len(done) == 2
+
+
+WEIGHTS = 2 * LAYERS
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[None]:
+    with fake_ranks(4):
+        yield
+
+
+def trained(text: str) -> tuple[nn.Module, Report]:
+    model = sharded_stack(4, LAYERS, width=8)
+    with fresh_dynamo():
+        compiled = torch.compile(model, backend=policylang.backend(policylang.parse(text), inner="aot_eager"))
+        compiled(torch.ones(4, 8)).sum().backward()
+        return model, policylang.report(compiled)
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_a_gradient_is_a_dtensor_on_the_mesh_of_its_parameter() -> None:
+    """The backward returns the mesh, an input of the forward, with every gradient."""
+    model, report = trained("save everything")
+    assert report.audit.agrees
+    for parameter in model.parameters():
+        assert parameter.grad.device_mesh == parameter.device_mesh  # type: ignore[attr-defined]
+        assert parameter.grad.placements == parameter.placements  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_the_shard_that_a_gather_starts_from_is_known_as_the_parameter() -> None:
+    _, report = trained(
+        "save everything; must_recompute chain through all_gather where from parameter\n"
+        f"expect exactly {WEIGHTS} (all_gather where from parameter) per graph\n"
+    )
+    assert len([name for name in report.recomputed.names if name.startswith("all_gather")]) == WEIGHTS - 1
+    assert not [name for name in report.saved.names if "gather" in name or "wait" in name]
+
+
+RANKS = 2
+c10d = torch.ops._c10d_functional
+
+
+class Gather(nn.Module):
+    """A parameter as its shards say it: gathered where it is used, its gradient scattered."""
+
+    def forward(self, sharded: DTensor) -> Tensor:
+        return sharded.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial("avg")])
+
+
+def shard(model: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
+    for module in list(model.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            sharded = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)]))
+            module.register_parameter(name, sharded)
+            parametrize.register_parametrization(module, name, Gather(), unsafe=True)
+    return model
+
+
+def count(step: TracedStep, target: Any) -> int:
+    return sum(node.target is target for node in step.gm.graph.nodes)
+
+
+def check_training(rank: int) -> None:
+    model, x = net()
+    x = x + rank
+    model = shard(model)
+    other = twin(model)
+    step = trace_step(model, mean_square, x)
+    assert count(step, c10d.all_gather_into_tensor.default) == 4
+    assert count(step, c10d.reduce_scatter_tensor.default) == 4
+    for _ in range(2):
+        loss, gradients = step(x)
+        eager_loss, eager_gradients = eager_step(other, mean_square, x)
+        torch.testing.assert_close(loss, eager_loss)
+        assert gradients.keys() == eager_gradients.keys()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                assert gradients[name].placements == eager_gradients[name].placements == (Shard(0),)
+                torch.testing.assert_close(gradients[name].to_local(), eager_gradients[name].to_local())
+                parameter.sub_(gradients[name], alpha=0.1)
+            for name, parameter in other.named_parameters():
+                parameter.sub_(eager_gradients[name], alpha=0.1)
+
+
+def check_reshard_after_forward(rank: int) -> None:
+    model, x = net()
+    model = shard(model)
+    step = trace_step(model, mean_square, x + rank)
+    loss, gradients = step(x + rank)
+    step.apply(policylang.parse("undecided -> save; must_recompute chain through all_gather where from parameter"))
+    assert count(step, c10d.all_gather_into_tensor.default) == 5, "the second weight is gathered again, nothing else"
+    again, gradients_again = step(x + rank)
+    assert torch.equal(again, loss)
+    for name, gradient in gradients.items():
+        assert torch.equal(gradients_again[name].to_local(), gradient.to_local()), name
+
+
+def check_optimizer(rank: int) -> None:
+    model, x = net()
+    model = shard(model)
+    other = twin(model)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model, other)]
+    for each, optimizer in zip((model, other), optimizers, strict=True):
+        eager_step(each, mean_square, x + rank)
+        optimizer.step()
+    step = trace_step(model, mean_square, x + rank, optimizer=optimizers[0])
+    step(x + rank)
+    eager_step(other, mean_square, x + rank)
+    optimizers[1].step()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.to_local(), two.to_local())
+
+
+def check_all(rank: int) -> None:
+    check_training(rank)
+    check_reshard_after_forward(rank)
+    check_optimizer(rank)
+
+
+def test_two_ranks() -> None:
+    run_ranks(check_all, RANKS)

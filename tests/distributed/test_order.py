@@ -21,11 +21,10 @@ from policylang import TracedStep, trace_step
 from policylang.audit.report import Report
 from tests.distributed.test_setups import imported
 from tests.support.compiled import fresh_dynamo
-from tests.support.meshed import WIDTH, Meshed
 from tests.support.models import llama
 from tests.support.orders import in_hand_order
 from tests.support.ranks import run_ranks
-from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER, shard_parameters, sharded_stack
+from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER, WIDTH, Meshed, shard_parameters, sharded_stack
 from tests.support.versions import needs_traced_meshes
 
 RANKS = 2

@@ -23,9 +23,7 @@ from policylang.language.diagnostics import is_error
 from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import FSDP2_BLOCKS, PAGE, WHAT_FSDP_MEANS, WHOLE_MODEL
 from tests.documents.outputs import PAGES as WITH_OUTPUTS
-from tests.documents.outputs import SLOW, Shown, blocks, masked, produce
-from tests.documents.outputs.graphs import PICTURE, picture
-from tests.documents.outputs.programs import example
+from tests.documents.outputs import PICTURE, SLOW, Shown, blocks, example, masked, picture, produce
 from tests.support.tuned import written
 
 ROOT = Path(__file__).resolve().parents[2]

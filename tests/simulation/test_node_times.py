@@ -27,7 +27,7 @@ from policylang.planning.schedule import build_schedule
 from policylang.report.layout import plan_times_text
 from policylang.simulation.node_times import NodeTimes, is_fused, lacking, node_times
 from policylang.simulation.streams import step_time
-from tests.simulation.time_reference import slow_seconds
+from tests.simulation.test_step_time import slow_seconds
 from tests.support.drawn import examples
 from tests.support.flat_graphs import flat_graph
 from tests.support.joint import capture_joint

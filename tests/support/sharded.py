@@ -1,18 +1,15 @@
-"""Models sharded as FSDP shards them, small enough to read: every parameter a DTensor, gathered where it is used.
-
-The parametrisation that SimpleFSDP (arXiv 2411.00284) builds on: the gather, its wait and the scatter of the gradient
-are operators of the traced graph.
-"""
+"""Models sharded as FSDP shards them: every parameter gathered where it is used, over a mesh too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.utils import parametrize
 
@@ -71,3 +68,36 @@ def fake_ranks(world: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+WIDTH = 8
+
+
+class Layer(nn.Module):
+    def __init__(self, mesh: DeviceMesh, dims: Sequence[int]) -> None:
+        super().__init__()
+        self.groups = [(mesh, dim) for dim in dims]
+        parts = 1
+        for dim in dims:
+            parts *= mesh.size(dim)
+        self.shard = nn.Parameter(torch.full((WIDTH // parts, WIDTH), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.shard
+        for mesh, dim in self.groups:
+            weight = functional.all_gather_tensor_autograd(weight, 0, (mesh, dim))
+        return x @ weight.t()
+
+
+class Meshed(nn.Module):
+    """``linear``: nothing but products, for which Inductor has no kernel to compile."""
+
+    def __init__(self, mesh: DeviceMesh, dims: Sequence[int], layers: int = 2, linear: bool = False) -> None:
+        super().__init__()
+        self.linear = linear
+        self.layers = nn.ModuleList(Layer(mesh, dims) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x) if self.linear else x + torch.sin(layer(x))
+        return x
