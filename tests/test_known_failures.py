@@ -4,7 +4,7 @@ Each test names its source. The same hazards on flat graphs are in ``tests/backe
 process groups (autoparallel#469: the value behind the gather chain was saved) is in ``tests/policies/test_fsdp.py``,
 and what needs a second process (pytorch#194658, #169959: a changed policy was served a stale artefact) in
 ``tests/backends/test_compile_caches.py``. pytorch#147561 (ranks decide differently) comes down to equal digests in
-every process, ``tests/planning/test_planner.py``.
+every process, ``tests/planning/test_determinism.py``.
 """
 
 from __future__ import annotations

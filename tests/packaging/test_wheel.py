@@ -1,4 +1,4 @@
-"""The wheel and the extension for VS Code carry what they need, and agree."""
+"""The wheel and the extension for VS Code carry what they need; ``scripts/test --changed`` runs what can break."""
 
 from __future__ import annotations
 
@@ -307,3 +307,35 @@ def test_one_command_makes_the_extension_with_what_it_needs_and_nothing_else(nod
     assert json.loads(held)["version"] == MANIFEST["version"]
     assert "vscode-languageclient" in licences
     assert str(ROOT) not in bundle
+
+
+PRINT = """
+import sys
+sys.path.insert(0, "scripts")
+import changed_tests
+graph = changed_tests.import_graph()
+changed_tests.import_graph = lambda: graph
+for change in sys.argv[1:]:
+    print(*changed_tests.tests_of({change} if change else set()))
+"""
+
+
+@pytest.mark.slow
+def test_a_change_runs_what_imports_it() -> None:
+    pytest.importorskip("grimp", reason="import-linter brings it, with the extra dev")
+    changes = ["policylang/language/syntax.py", "policylang/editor/server.py", "docs/faq.md", "policies/fsdp.apl", ""]
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT, *changes], cwd=ROOT, text=True, capture_output=True, check=True, timeout=300
+    )
+    syntax, editor, page, policy, nothing = (set(line.split()) for line in done.stdout.split("\n")[:-1])
+    assert {
+        "tests/language/test_formatter.py",
+        "tests/planning/test_planner.py",
+        "tests/editor/test_server.py",
+    } <= syntax
+    assert "tests/editor/test_server.py" in editor
+    assert not {"tests/language/test_formatter.py", "tests/planning/test_planner.py"} & editor
+    assert "tests/documents/test_python_blocks.py" in page
+    assert not any(each.startswith("tests/planning") for each in page)
+    assert policy == {"tests"}
+    assert not nothing
