@@ -44,6 +44,7 @@ _PUBLIC = {
     "trace_step": "policylang.api.apply",
     "tune": "policylang.api.tune",
     "TunedPolicy": "policylang.tuning.tuned_policy",
+    "watch": "policylang.api.watch",
 }
 """Public name to the module that has it. Looked up on first use: importing policylang imports no torch."""
 

@@ -28,10 +28,12 @@ after it, and each after its source and before its readers, which may be of othe
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -44,6 +46,7 @@ from policylang.language.syntax import NarrowForm
 from policylang.planning.schedule import IN_FLIGHT, SMALLER, pool_bytes
 from policylang.torch_compat.eager import empty_host_cache, storage_address, storage_bytes, storage_users, version
 from policylang.torch_compat.graphs import outside_of_modes
+from policylang.torch_compat.tracing import replaced
 
 HOST = torch.device("cpu")
 HostLink = Callable[[Tensor, Tensor], Callable[[], None] | None]
@@ -164,6 +167,31 @@ def _link(device: torch.device) -> HostLink:
         except RuntimeError as error:
             pool.slower = str(error).partition("\n")[0]
     return _links[device]
+
+
+@contextmanager
+def timed_copies(timed: Callable[[str], AbstractContextManager[object]]) -> Iterator[None]:
+    """Under it ``timed`` is around each wait for a copy, and around each that is made at once."""
+
+    def link(device: torch.device) -> HostLink:
+        copy = plain(device)
+
+        def start(target: Tensor, source: Tensor) -> Callable[[], None] | None:
+            name = "copy to the host" if source.device == device else "copy from the host"
+            with timed(name) if copy is _at_once else nullcontext():
+                wait = copy(target, source)
+
+            def awaited() -> None:
+                with timed(name):
+                    wait()  # type: ignore[misc]
+
+            return None if wait is None else awaited
+
+        return start
+
+    plain = _link
+    with replaced((sys.modules[__name__], "_link", link)):
+        yield
 
 
 def _start(device: torch.device, target: Tensor, source: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ COMMANDS = {
     "fmt": ("policylang.commands.check:fmt", "format policy files"),
     "test": ("policylang.commands.check:test", "run policy tests"),
     "tune": ("policylang.commands.tune:tune", "write a policy from a budget of memory or time"),
+    "fit": ("policylang.commands.fit:fit", "say whether a model fits, and write the policy it fits with"),
+    "compare": ("policylang.commands.plan:compare", "compare a recorded run with its plan"),
     "profile": ("policylang.commands.tune:profile", "measure this machine, and write its device profile"),
     "snapshot": ("policylang.commands.snapshot:snapshot", "write the facts of a graph to a file"),
     "import": ("policylang.commands.snapshot:import_recorded", "make a snapshot of a graph recorded as JSON"),

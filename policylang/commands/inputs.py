@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import traceback
@@ -20,11 +21,11 @@ import policylang
 from policylang.api.load import KEYS, as_typed, device_of, operators_at_hand, operators_in, project_settings
 from policylang.api.load import PROBLEMS as WRONG_SETTINGS
 from policylang.commands.output import Exit, UsageError, say, tell
-from policylang.errors import PolicyError, PolicyMeaningError
+from policylang.errors import PolicyError, PolicyGraphError, PolicyMeaningError
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, Related, Source, Span, diagnose
-from policylang.language.files import MAX_FILE, source_of
+from policylang.language.files import MAX_FILE, reason_of, source_of
 from policylang.language.loader import load_policy, load_source
 from policylang.language.shown import joined
 from policylang.language.syntax import Policy
@@ -32,6 +33,7 @@ from policylang.planning.capabilities import PATHS, PLANNED, capabilities_for
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import RENDERERS, CheckResult, render_text
 
+NO_RUN = "APL654"
 STDIN = "-"
 STDIN_NAME = "<stdin>"
 
@@ -121,6 +123,24 @@ def read_graph(name: str) -> Facts:
     from policylang.api.planned_graphs import facts_of
 
     return facts_of(name)
+
+
+def read_run(name: str) -> dict[str, Any]:
+    """What ``policylang.watch`` wrote to a file. Raises ``PolicyGraphError`` for any other file."""
+    from policylang.report.plan_comparison import RUN_VERSION, run_text
+
+    try:
+        run = json.loads(Path(name).read_text(encoding="utf-8"))
+        written = run["version"] == RUN_VERSION and isinstance(run["measured"], dict)
+        run_text(run)  # it reads every key
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        written, reason = False, reason_of(error) if isinstance(error, OSError) else "it has another form"
+    else:
+        reason = "it has another version"
+    if not written:
+        message = f"`{name}` is no run that `policylang.watch` recorded: {reason}"
+        raise PolicyGraphError([diagnose(NO_RUN, message, help='record one: `policylang.watch(…, to="run.json")`')])
+    return run  # type: ignore[no-any-return]
 
 
 def planned(policy: Policy, facts: Facts, path: str | None, device: DeviceProfile | None = None) -> Plan:

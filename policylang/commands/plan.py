@@ -25,7 +25,7 @@ from policylang.language.operators import group_names
 from policylang.language.shown import counted, did_you_mean, nearest
 from policylang.language.words import meanings, senses
 from policylang.planning.capabilities import capabilities_for
-from policylang.planning.plan import Plan
+from policylang.planning.plan import Plan, digest_of
 from policylang.report.diagnostics import render_text
 from policylang.report.layout import columns
 
@@ -384,3 +384,35 @@ def _entry(code: str) -> Code:
     raise UsageError(
         f"`{code}` is neither a diagnostic code nor a word of the language nor a policy that is here", f"{fix}; {_HOW}"
     )
+
+
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("policy", metavar="POLICY", help="the recipe that the training ran under")
+    what = "what `policylang.watch` recorded, such as run.json"
+    parser.add_argument("--run", dest="recorded", required=True, metavar="FILE", help=what)
+    add_form(parser, "json", "markdown")
+
+
+def compare(options: argparse.Namespace) -> Exit:
+    """Compare what was planned for a policy with what the first steps of a training took, as `policylang.watch`
+    recorded it: peak, time, what each line saves, and what the step waits for.
+
+    examples:
+
+      policylang compare recipe.apl --run run.json
+      policylang compare recipe.apl --run run.json --output-format markdown
+
+    exit codes: 0 compared, 1 the file is no such run, or of another policy, 2 a policy that cannot be read
+    """
+    from policylang.report.plan_comparison import run_markdown, run_text
+
+    run, policy = inputs.read_run(options.recorded), inputs.read_policy(options.policy)
+    if run["digest"] != digest_of([policy.canonical]):
+        message = f"`{options.recorded}` was recorded under another text than that of `{options.policy}`"
+        help = "record the training again under the policy as it is"
+        raise PolicyGraphError([diagnose(inputs.NO_RUN, message, help=help)])
+    if options.output_format == "json":
+        say(json.dumps(run, indent=2), "json")
+    else:
+        say(run_markdown(run) if options.output_format == "markdown" else run_text(run), options.output_format)
+    return Exit.CLEAN

@@ -8,12 +8,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from math import ceil
 from pathlib import Path
 
-from policylang.commands.inputs import add_options, need_torch, read_graph, refuse, take_graph
+from policylang.commands.inputs import NO_RUN, add_options, need_torch, read_graph, read_run, refuse, take_graph
 from policylang.commands.output import Exit, UsageError, add_form, say, status_line, tell, write_output
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.graph.facts import Facts
+from policylang.language.devices.profile import DeviceProfile, slower
 from policylang.language.devices.reading import bundled_devices
+from policylang.language.diagnostics import diagnose
 from policylang.report.diagnostics import render_json
 
 
@@ -35,6 +39,8 @@ def tune_arguments(parser: argparse.ArgumentParser) -> None:
     )
     help = "set aside so much of the memory for the allocator, such as 5%%"
     parser.add_argument("--reserve", metavar="SHARE", default="0%", help=help)
+    help = "scale times and the reserve by a run that `policylang.watch` recorded"
+    parser.add_argument("--measured", metavar="FILE", help=help)
     parser.add_argument("--offload", action="store_true", help="let values be copied to the host as well")
     parser.add_argument("--table", action="store_true", help="print the whole trade-off, one policy per row")
     add_options(parser, "--path", "--no-project", "--import")
@@ -77,6 +83,8 @@ def tune(options: argparse.Namespace) -> Exit:
     if options.output and all(each is None for each in given):
         raise UsageError("a policy is tuned for a budget, and none is given", "add `--peak`, or leave `-o` out")
     facts = read_graph(options.graph)
+    if options.measured is not None:
+        device = _as_measured(options, facts, device)
     as_json = options.output_format == "json"
     try:
         budget = read_or_raise(read_budget(*given))
@@ -118,6 +126,33 @@ def tune(options: argparse.Namespace) -> Exit:
         tell(account_text(found))
         say(found.text.removesuffix("\n"), "policy")
     return Exit.CLEAN
+
+
+def _as_measured(options: argparse.Namespace, facts: Facts, device: DeviceProfile) -> DeviceProfile:
+    """The profile with its times scaled by what a run took; sets the reserve to what the run needed, if that is more.
+
+    Raises ``PolicyGraphError`` for a run of another graph, and one without a plan."""
+    from policylang.tuning.budgets import read_reserve
+    from policylang.tuning.tuned_policy import fingerprint
+
+    run = read_run(options.measured)
+    planned, measured = run["planned"], run["measured"]
+    if planned is None or planned["graph"] != fingerprint(facts):
+        message = f"`{options.measured}` was recorded of another graph than `{options.graph}`, or without one"
+        raise PolicyGraphError([diagnose(NO_RUN, message, help="give `policylang.watch` this graph: `graph=`")])
+    most = max(measured["reserved_bytes"] or 0, measured["state_bytes"] + measured["graph_bytes"])
+    needed, given = 1 - (planned["peak_bytes"] + measured["state_bytes"]) / most, read_reserve(options.reserve)
+    if isinstance(given, float) and needed > given:
+        options.reserve = f"{ceil(needed * 1000) / 10:g}%"
+        tell(f"policylang tune: the run took more than was planned: {options.reserve} in reserve")
+    if planned["step_seconds"] is None or planned["device"] != device.name:
+        tell(f"policylang tune: times stay as they are: the run was planned without the profile `{device.name}`")
+        return device
+    exposed, waited = planned["exposed_seconds"], measured["exposed_seconds"]
+    computing = (measured["step_seconds"] - waited) / (planned["step_seconds"] - exposed)
+    waiting = waited / exposed if exposed and waited else 1.0
+    tell(f"policylang tune: computing takes {computing:.2f}× as long as planned, waiting {waiting:.2f}×")
+    return slower(device, computing, waiting)
 
 
 def profile_arguments(parser: argparse.ArgumentParser) -> None:

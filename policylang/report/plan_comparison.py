@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -311,6 +311,65 @@ def candidate_data(each: Candidate | None, tuned: Tuned) -> dict[str, Any] | Non
         "copies_seconds": each.copies,
         "step_seconds": each.step,
     }
+
+
+RUN_VERSION = 1
+_RUN_HEAD = ("", "planned", "measured", "difference")
+
+
+def run_rows(run: Mapping[str, Any]) -> list[list[tuple[str, ...]]]:
+    """The tables of a run that ``policylang.watch`` recorded: its figures, its lines, its waits and its blocks."""
+    planned, measured = run["planned"] or {}, run["measured"]
+
+    def row(label: str, before: float | None, now: float | None, unit: shown.Dimension) -> tuple[str, ...]:
+        sides = ["-" if each is None else shown.format_quantity(each, unit) for each in (before, now)]
+        change = f"{now / before - 1:+.1%}" if before and now is not None else "-"
+        return label, *sides, change
+
+    figures = [
+        _RUN_HEAD,
+        row("peak, weights and batch included", planned.get("peak_bytes"), measured["graph_bytes"], "bytes"),
+        *([row("state of the optimizer", None, measured["state_bytes"], "bytes")] if measured["state_bytes"] else []),
+        row("the most in any step", None, measured["peak_bytes"], "bytes"),
+        *([row("reserved", None, reserved, "bytes")] if (reserved := measured["reserved_bytes"]) is not None else []),
+        *([row("allocator retries", None, again, "number")] if (again := measured["allocator_retries"]) else []),
+        row("step", planned.get("step_seconds"), measured["step_seconds"], "seconds"),
+        row("exposed", planned.get("exposed_seconds"), measured["exposed_seconds"], "seconds"),
+    ]
+    kept = measured["saved_bytes_by_line"]
+    lines = [
+        row(f"{each['source']}  {shown.shortened(each['text'], _LONGEST_RULE)}", each["saved_bytes"], now, "bytes")
+        for each in planned.get("lines", ())
+        if (now := kept.get(each["source"])) or each["saved_bytes"]
+    ]
+    seconds = partial(shown.format_quantity, dimension="seconds")
+    waits = [(each["name"], str(each["calls"]), seconds(each["seconds"])) for each in measured["waits"]]
+    blocks = [(each["name"], seconds(each["forward_seconds"])) for each in measured["blocks"]]
+    tables: list[list[tuple[str, ...]]] = [
+        figures,
+        [("line", "planned to save", "saved", "difference"), *lines],
+        [("wait", "calls", "a step"), *waits],
+        [("block", "forward"), *blocks],
+    ]
+    return [rows for rows in tables if len(rows) > 1]
+
+
+def run_text(run: Mapping[str, Any]) -> str:
+    """No line end at the end."""
+    tables = (table(rows, right=range(1, len(rows[0]))) for rows in run_rows(run))
+    return "\n\n".join((_run_heading(run), *tables))
+
+
+def run_markdown(run: Mapping[str, Any]) -> str:
+    lines = [f"**{words(_run_heading(run))}**"]
+    for head, *rows in run_rows(run):
+        lines += ["", _markdown_row(head), f"| --- |{' ---: |' * (len(head) - 1)}"]
+        lines += [_markdown_row((code(first), *rest)) for first, *rest in rows]
+    return "\n".join(lines)
+
+
+def _run_heading(run: Mapping[str, Any]) -> str:
+    return f"{run['policy']}: {shown.counted(run['steps'], 'step')} on {run['device']}, torch {run['torch']}"
 
 
 _MOST_NAMES = 6

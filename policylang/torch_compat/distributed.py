@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from attrs import frozen
 from torch import nn
 
 from policylang.torch_compat.graphs import outside_of_modes, require
+from policylang.torch_compat.tracing import replaced
 
 
 @frozen
@@ -174,6 +175,60 @@ def default_store() -> Any:
         return _get_default_store()
     except (KeyError, RuntimeError, ValueError):  # the group was destroyed meanwhile, by another thread
         return None
+
+
+@contextmanager
+def pretended_ranks(world: int) -> Iterator[None]:
+    """One process as the first of many ranks: collectives over the ``fake`` backend return at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+_COLLECTIVES = (
+    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_single", "reduce_scatter_single", "all_reduce"),
+    *("all_gather", "reduce_scatter", "all_to_all", "all_to_all_single", "broadcast"),
+)
+
+
+def timed_collectives(timed: Callable[[str], AbstractContextManager[object]]) -> AbstractContextManager[None]:
+    """Under it ``timed`` is around the calls of ``torch.distributed``'s collectives, and around the waits for them."""
+    found: list[tuple[Any, str, Any]] = []
+    for name in _COLLECTIVES if dist.is_available() else ():
+        if (function := getattr(dist, name, None)) is not None:
+            found.append((dist, name, partial(_timed_call, function, name, timed)))
+    if found:
+        import torch.distributed._functional_collectives as functional
+
+        found.append((functional, "wait_tensor", partial(_timed_call, functional.wait_tensor, "wait_tensor", timed)))
+    return replaced(*found)
+
+
+def _timed_call(function: Callable[..., Any], name: str, timed: Callable[[str], Any], *args: Any, **kwargs: Any) -> Any:
+    with timed(name):
+        work = function(*args, **kwargs)
+    return _timed_work(work, name, timed) if isinstance(work, dist.Work) else work
+
+
+def _timed_work(work: Any, name: str, timed: Callable[[str], AbstractContextManager[object]]) -> Any:
+    """FSDP2 asks whether it is a ``Work``."""
+
+    class TimedWork(dist.Work):  # type: ignore[misc]
+        def wait(self, *args: Any) -> Any:
+            with timed(name):
+                return work.wait(*args)
+
+        def is_completed(self) -> Any:
+            return work.is_completed()
+
+        def get_future(self) -> Any:
+            return work.get_future()
+
+    return TimedWork()
 
 
 def own_connection(store: Any) -> Any:

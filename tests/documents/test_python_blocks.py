@@ -41,6 +41,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from torch._dynamo.backends.common import aot_autograd
 compile_half = lambda gm, inputs: gm
 """,
+    "docs/measured.md": MODEL + "loss_fn, batch = loss_of, (tokens,)",
     "docs/pipelines.md": MODEL
     + """
 gm = policylang.trace_step(model, loss_of, tokens).gm

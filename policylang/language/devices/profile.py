@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache
 from math import log
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 
 @frozen
@@ -133,6 +133,31 @@ class DeviceProfile:
             ],
         }
         return json.dumps(figures, sort_keys=True, separators=(",", ":"))
+
+
+def slower(device: DeviceProfile, computing: float, waiting: float) -> DeviceProfile:
+    """A device that takes so many times as long to compute, and to communicate."""
+
+    def scaled(rate: Rate) -> Rate:
+        return Rate(tuple((size, figure / computing) for size, figure in rate.points))
+
+    networks = tuple(
+        evolve(
+            network,
+            bandwidth=None if network.bandwidth is None else network.bandwidth / waiting,
+            latency=network.latency * waiting,
+            times=tuple(evolve(each, points=tuple((x, y * waiting) for x, y in each.points)) for each in network.times),
+        )
+        for network in device.networks
+    )
+    return evolve(
+        device,
+        compute={dtype: scaled(rate) for dtype, rate in device.compute.items()},
+        bandwidth=scaled(device.bandwidth),
+        operators={name: rate / computing for name, rate in device.operators.items()},
+        overhead=device.overhead * computing,
+        networks=networks,
+    )
 
 
 def _numbers(points: tuple[tuple[float, float], ...]) -> list[list[float]]:

@@ -1,0 +1,425 @@
+"""From a model and a cluster to a policy: whether a step fits, and what neighbouring sizes would bring."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import evolve, frozen
+from torch import nn
+
+from policylang.api.apply import TracedStep, trace_step
+from policylang.api.tune import read_or_raise, tuned_policy
+from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.graph.collect import collect
+from policylang.graph.facts import Facts, Flag, InputKind, Phase
+from policylang.language.devices.profile import DeviceProfile
+from policylang.language.diagnostics import Diagnostic
+from policylang.language.shown import format_quantity
+from policylang.planning.capabilities import PathName, capabilities_for
+from policylang.simulation.node_times import lacking, node_times, operator_name
+from policylang.tracing.configured import SIZES, Parts, StepSizes, built, read_configuration, sharded
+from policylang.tracing.step import problem
+from policylang.tracing.target_device import TargetDevice, target_device
+from policylang.tuning import budgets
+from policylang.tuning.evaluation import Besides, Budget, Evaluation, Infeasible
+from policylang.tuning.tuned_policy import TunedPolicy, fingerprint, tuned_text
+
+Progress = Callable[[str], None]
+GATHERED_AGAIN = "include <fsdp>\n"
+_SMALLEST = f"recompute everything in block\noptional save (topk, sort, argsort) in block\n{GATHERED_AGAIN}"
+"""What steers others has to be the same again."""
+_ROUNDS = 4
+_MOST_DOUBLINGS = 3
+_CAPABILITIES = {"a100": (8, 0), "b200": (10, 0)}
+
+
+@frozen
+class Cluster:
+    """What a step is fitted to, beside its sizes."""
+
+    device: DeviceProfile
+    named: str
+    peak: int
+    """Bytes."""
+    optimizer: budgets.Size | None
+    reserve: budgets.Share
+    path: PathName
+
+    @property
+    def target(self) -> TargetDevice:
+        """The device whose kernels are traced: of a profile called ``cpu…`` the CPU's, else a GPU's."""
+        if self.device.name.startswith("cpu"):
+            return TargetDevice("cpu")
+        known = (kept for name, kept in _CAPABILITIES.items() if self.device.name.startswith(name))
+        found = target_device("cuda", next(known, (9, 0)))
+        assert found is not None
+        return found
+
+
+@frozen
+class Answer:
+    """A step at some sizes: the policy that fits it, or why none does."""
+
+    label: str
+    sizes: StepSizes
+    peak: int
+    """The budget, in bytes."""
+    tuned: TunedPolicy | None
+    refused: tuple[Diagnostic, ...] = ()
+    """Why no policy fits, or why the step cannot be had."""
+    ranks: int | None = None
+    """Where it does not fit, the fewest ranks in doublings on which it does."""
+
+    @property
+    def token_seconds(self) -> float | None:
+        """Seconds of one rank for one token, or one image."""
+        if self.tuned is None:
+            return None
+        own = self.sizes.batch * (self.sizes.sequence or 1) / self.sizes.mesh.get("tp", 1)
+        return self.tuned.tuned.chosen.step / own
+
+
+@frozen(eq=False)
+class Fitted:
+    """The answer at the asked sizes, its graph, and the answers beside it."""
+
+    answer: Answer
+    facts: Facts
+    beside: tuple[Answer, ...]
+    lists: tuple[str, ...]
+    """The module lists of the model's blocks."""
+
+
+@frozen(eq=False)
+class Subject:
+    """What is fitted: how to make its step at some sizes."""
+
+    name: str
+    make: Callable[[StepSizes], Parts | TracedStep]
+    varies: frozenset[str] = frozenset()
+    """Of ``sequence`` and ``batch`` those that it can be made at."""
+
+
+def of_configuration(name: str, sizes: StepSizes) -> Subject:
+    config = read_configuration(name)
+    varies = ("batch",) if sizes.sequence is None else ("batch", "sequence")
+    return Subject(name, lambda sizes: built(config, sizes), frozenset(varies))
+
+
+def of_function(name: str, function: Callable[..., Any]) -> Subject:
+    """A function that returns ``model, loss_fn, *batch`` or a traced step; it may take ``seq`` and ``batch``."""
+    try:
+        takes = set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        takes = set()
+
+    def make(sizes: StepSizes) -> Parts | TracedStep:
+        given = {"seq": sizes.sequence, "batch": sizes.batch}
+        found = function(**{key: value for key, value in given.items() if key in takes})
+        if isinstance(found, TracedStep):
+            return found
+        if not (isinstance(found, tuple) and len(found) > 1 and isinstance(found[0], nn.Module) and callable(found[1])):
+            message = f"`{name}` returns neither `model, loss_fn, *batch` nor a traced step"
+            raise problem(SIZES, message, help="return what `policylang.trace_step` takes")
+        return Parts(found[0], found[1], found[2:])
+
+    words = {"sequence": "seq", "batch": "batch"}
+    return Subject(name, make, frozenset(word for word, taken in words.items() if taken in takes))
+
+
+def fit(
+    subject: Subject, sizes: StepSizes, cluster: Cluster, graph: str, *, beside: bool = True, progress: Progress
+) -> Fitted:
+    """The policy for a step and its neighbours. ``graph``: the name of the snapshot that is to be written.
+
+    Raises ``PolicyGraphError`` for sizes or a model that cannot be had.
+    """
+    progress(f"tracing {subject.name}")
+    traced = _Traced(subject, cluster.target)
+    facts = traced.at(sizes)
+    progress("tuning")
+    answer = _answer("as asked", sizes, cluster, facts, graph)
+    found = []
+    for label, other, limit in _neighbours(subject, sizes, cluster) if beside else ():
+        progress(f"trying {label}")
+        elsewhere = evolve(cluster, peak=limit)
+        try:
+            near = _answer(label, other, elsewhere, traced.near(other), graph)
+            doubled = other
+            for _ in range(_MOST_DOUBLINGS if near.tuned is None and traced.shards else 0):
+                doubled = _times(doubled, 2)
+                if _fits(traced.near(doubled), elsewhere):
+                    near = evolve(near, ranks=doubled.ranks)
+                    break
+        except PolicyGraphError as error:
+            near = Answer(label, other, limit, None, tuple(error.diagnostics))
+        found.append(near)
+    return Fitted(answer, facts, tuple(found), tuple(traced.lists))
+
+
+def _times(sizes: StepSizes, factor: float) -> StepSizes:
+    """On so many times as many ranks."""
+    fsdp = int(sizes.mesh.get("fsdp", 1) * factor)
+    return evolve(sizes, mesh={**sizes.mesh, "fsdp": fsdp})
+
+
+def _neighbours(subject: Subject, sizes: StepSizes, cluster: Cluster) -> Iterator[tuple[str, StepSizes, int]]:
+    for share in (0.9, 1.1):
+        limit = round(cluster.peak * share)
+        yield f"peak {format_quantity(limit, 'bytes')}", sizes, limit
+    if sizes.sequence is not None and "sequence" in subject.varies:
+        for longer in (sizes.sequence // 2, 2 * sizes.sequence):
+            yield f"seq {longer:,}", evolve(sizes, sequence=longer), cluster.peak
+    if "batch" in subject.varies:
+        for batch in (*([sizes.batch // 2] if sizes.batch > 1 else []), 2 * sizes.batch):
+            yield f"batch {batch}", evolve(sizes, batch=batch), cluster.peak
+    for factor in (0.5, 2):
+        if sizes.mesh.get("fsdp", 1) * factor >= 1:
+            other = _times(sizes, factor)
+            yield f"{other.ranks} GPU{'s' if other.ranks > 1 else ''}", other, cluster.peak
+
+
+# --- tuning ---------------------------------------------------------------------------------------------------------
+
+
+def _answer(label: str, sizes: StepSizes, cluster: Cluster, facts: Facts, graph: str) -> Answer:
+    try:
+        return Answer(label, sizes, cluster.peak, _tuned(cluster, facts, graph))
+    except PolicyMatchError as error:
+        return Answer(label, sizes, cluster.peak, None, tuple(error.diagnostics))
+
+
+def _tuned(cluster: Cluster, facts: Facts, graph: str) -> TunedPolicy:
+    """Raises PolicyMatchError where nothing fits. Under eager FSDP2 gathers are FSDP's decision: the tuner is shown the
+    weights as if they were there, and its budget is less by what they take in the exact plan."""
+
+    def tuned(facts: Facts, limit: int) -> TunedPolicy:
+        return tuned_policy(
+            facts,
+            graph,
+            cluster.device,
+            Budget("peak", limit),
+            optimizer=cluster.optimizer,
+            reserve=cluster.reserve,
+            named=cluster.named,
+            offload=False,
+            path=cluster.path,
+            table=False,
+        )
+
+    there = weights_there(facts) if cluster.path == "eager" else None
+    if there is None:
+        return tuned(facts, cluster.peak)
+    evaluation, besides = _evaluated(cluster, facts)
+    others = sorted({operator_name(there.targets[row]) for row in there.forward if there.has(row, Flag.COLLECTIVE)})
+    room, refused = cluster.peak, PolicyMatchError(())
+    for _ in range(_ROUNDS):
+        try:
+            found = tuned(there, room)
+        except PolicyMatchError as error:
+            refused = error
+            break
+        rules = found.rules.rstrip("\n") + "\n"
+        exact = evaluation.of(rules + GATHERED_AGAIN)
+        if exact is None:
+            break
+        kept = evaluation.of(f"{rules}save {', '.join(others)} in block\n{GATHERED_AGAIN}") if others else None
+        if kept is not None and kept.price < exact.price and besides.on(kept.peak) <= cluster.peak:
+            exact = kept  # communication of the backward's own costs more than the tuner saw
+        if besides.on(exact.peak) <= cluster.peak:
+            tuned_again = evolve(
+                found.tuned,
+                budget=Budget("peak", cluster.peak),
+                chosen=exact,
+                less=None,
+                more=None,
+                table=(exact,),
+                forward=sum(evaluation.times.seconds[row] for row in facts.forward),
+            )
+            subject = evolve(found.subject, fingerprint=fingerprint(facts), nodes=len(facts))
+            return TunedPolicy(tuned_text(tuned_again, subject), tuned_again, subject)
+        room = min(cluster.peak - besides.on(exact.peak) + found.peak, round(0.98 * room))
+    smallest = evaluation.of(_SMALLEST)
+    if smallest is None:
+        raise refused
+    failed = Infeasible(Budget("peak", cluster.peak), besides, smallest)
+    raise PolicyMatchError(
+        [budgets.infeasible(failed, facts, evaluation.times, capabilities_for(facts.kind, cluster.path))]
+    )
+
+
+def _evaluated(cluster: Cluster, facts: Facts) -> tuple[Evaluation, Besides]:
+    times = node_times(facts, cluster.device)
+    if missing := lacking(times):
+        raise PolicyMatchError([missing])
+    besides = Besides(
+        optimizer=read_or_raise(budgets.read_optimizer(cluster.optimizer, facts)),
+        reserve=read_or_raise(budgets.read_reserve(cluster.reserve)),
+    )
+    return Evaluation(facts, times, capabilities_for(facts.kind, cluster.path)), besides
+
+
+def _fits(facts: Facts, cluster: Cluster) -> bool:
+    """Some policy does: that which recomputes all, at least."""
+    evaluation, besides = _evaluated(cluster, facts)
+    smallest = evaluation.of(_SMALLEST)
+    return smallest is not None and besides.on(smallest.peak) <= cluster.peak
+
+
+def weights_there(facts: Facts) -> Facts | None:
+    """The facts with gathered weights as views of their parameters; None where none is gathered."""
+    flags = array("i", facts.flags)
+    for row in facts.forward:
+        if "all_gather" not in facts.targets[row]:
+            continue
+        chain = [row]
+        while len(facts.inputs[chain[-1]]) == 1:
+            chain.append(facts.inputs[chain[-1]][0])
+        if facts.input_kinds[chain[-1]] == InputKind.PARAMETER:
+            for each in chain[:-1]:
+                flags[each] = flags[each] & ~Flag.COLLECTIVE | Flag.VIEW
+    return None if flags == array("i", facts.flags) else evolve(facts, flags=flags)
+
+
+# --- the same step at other sizes -----------------------------------------------------------------------------------
+
+
+class _Traced:
+    """Traces a step in full once, and for other sizes with as many layers as differ from each other."""
+
+    def __init__(self, subject: Subject, device: TargetDevice) -> None:
+        self.subject, self.device = subject, device
+        self.full: Facts | None = None
+        self.lists: dict[str, int] = {}
+        self.kept: dict[str, int] = {}
+        self.shards = True
+
+    def at(self, sizes: StepSizes) -> Facts:
+        found = self._facts(sizes, {})
+        self.full = found
+        for path, length in self.lists.items():
+            if (few := _layers_needed(found, path, length)) < length:
+                self.kept[path] = few
+        return found
+
+    def near(self, sizes: StepSizes) -> Facts:
+        assert self.full is not None
+        if self.kept:
+            small = self._facts(sizes, self.kept)
+            if (found := resized(self.full, small, self.lists, self.kept)) is not None:
+                return found
+        return self._facts(sizes, {})
+
+    def _facts(self, sizes: StepSizes, kept: Mapping[str, int]) -> Facts:
+        parts = self.subject.make(sizes)
+        if isinstance(parts, TracedStep):
+            self.shards = False
+            if sizes.ranks > 1:
+                message = f"`{self.subject.name}` returns a step that is traced already, which cannot be sharded"
+                raise problem(SIZES, message, help="return `model, loss_fn, *batch`, or leave out the ranks")
+            return collect(parts.gm)
+        lists = _outer_lists(parts.model)
+        if not kept:
+            self.lists = {path: len(each) for path, each in lists.items()}
+        for path, few in kept.items():
+            parent, _, name = path.rpartition(".")
+            setattr(parts.model.get_submodule(parent), name, nn.ModuleList(list(lists[path])[:few]))
+        with sharded(parts, sizes, self.device.kind) as ready:
+            step = trace_step(
+                ready.model,
+                ready.loss_fn,
+                *ready.batch,
+                device=self.device.kind,
+                compute_capability=self.device.capability,
+            )
+            return collect(step.gm)
+
+
+def _outer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
+    found: dict[str, nn.ModuleList] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) > 1 and not any(path.startswith(f"{up}.") for up in found):
+            found[path] = module
+    return found
+
+
+@frozen
+class _Place:
+    """Where a node belongs: a list of layers, which of them, and the rest of its path."""
+
+    list: str
+    layer: int
+    rest: str
+
+
+def _places(facts: Facts, lists: Sequence[str]) -> list[_Place]:
+    """One a node. What autograd adds up has no module: it belongs to the layer before it."""
+    form = re.compile(rf"({'|'.join(map(re.escape, lists))})\.(\d+)(\..*)?") if lists else None
+    found, last = [], _Place("", 0, "")
+    for row in range(len(facts)):
+        path = facts.modules[row] or facts.input_names[row]
+        if path or facts.phases[row] != Phase.BACKWARD:
+            matched = form.fullmatch(path) if form else None
+            last = _Place(matched[1], int(matched[2]), matched[3] or "") if matched else _Place("", 0, path)
+            found.append(last)
+        else:
+            found.append(_Place(last.list, last.layer, "?"))
+    return found
+
+
+def _forms(facts: Facts, lists: Sequence[str]) -> dict[tuple[str, int], tuple[list[Any], list[Any]]]:
+    """Of each layer its operators, in the forward and in the backward: layers that have the same are alike."""
+    found: dict[tuple[str, int], tuple[list[Any], list[Any]]] = {}
+    for row, place in enumerate(_places(facts, lists)):
+        if place.list and facts.ops[row] == "call_function":
+            sides = found.setdefault((place.list, place.layer), ([], []))
+            sides[facts.phases[row] == Phase.BACKWARD].append((facts.targets[row], place.rest))
+    return found
+
+
+def _layers_needed(facts: Facts, path: str, length: int) -> int:
+    """The first so many layers have one of each kind, the one before the last among them, and end as the list does."""
+    forms = _forms(facts, [path])
+    layers = [forms.get((path, number), ([], [])) for number in range(length)]
+    first = 1 + max(layers.index(each) for each in layers[:-1])
+    return next((few for few in range(first + 1, length) if layers[few - 1][0] == layers[-1][0]), length)
+
+
+_SIZED = ("bytes", "numel", "shapes", "strides", "flops", "data_sizes", "group_names")
+
+
+def resized(full: Facts, small: Facts, lists: Mapping[str, int], kept: Mapping[str, int]) -> Facts | None:
+    """The facts of a step at other sizes: each node with the sizes of its like in a step of fewer layers. None where
+    the two are not alike."""
+    ours, theirs = _forms(full, list(lists)), _forms(small, list(lists))
+    like: dict[tuple[str, int], int] = {}
+    for (path, layer), form in ours.items():
+        few, length = kept.get(path, lists[path]), lists[path]
+        alike = [few - 1] if layer == length - 1 else [layer] if layer < few - 1 else range(few - 1)
+        at = next((each for each in alike if theirs.get((path, each)) == form), None)
+        if at is None:
+            return None
+        like[path, layer] = at
+
+    def keys(facts: Facts, layer_of: Callable[[str, int], int]) -> Iterator[tuple[Any, ...]]:
+        met: Counter[Any] = Counter()
+        for row, place in enumerate(_places(facts, list(lists))):
+            own = place, facts.ops[row], facts.targets[row], facts.phases[row]
+            layer = layer_of(place.list, place.layer) if place.list else 0
+            yield place.list, layer, place.rest, *own[1:], met[own]
+            met[own] += 1
+
+    rows = {key: row for row, key in enumerate(keys(small, lambda _path, layer: layer))}
+    sources = [rows.get(key) for key in keys(full, lambda path, layer: like.get((path, layer), 0))]
+    if None in sources:
+        return None
+    columns = {name: getattr(small, name) for name in _SIZED}
+    sized: dict[str, Any] = {
+        name: [column[row] for row in sources] if column else () for name, column in columns.items()
+    }
+    return evolve(full, **sized, groups=small.groups, meshes=small.meshes)

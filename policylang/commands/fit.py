@@ -1,0 +1,292 @@
+"""``policylang fit``: from a model and a cluster to a policy, with its snapshot and its test."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from policylang.commands.inputs import UsersCodeError, named_function, need_torch, refuse, show, users_code
+from policylang.commands.output import Exit, UsageError, add_form, say, status_line, write_output
+from policylang.errors import PolicyError
+from policylang.language.devices.reading import bundled_devices
+from policylang.language.shown import format_quantity
+from policylang.report.diagnostics import render_json
+from policylang.report.layout import table
+from policylang.report.plan_comparison import candidate_data, share_text
+from policylang.tuning.tuned_policy import step_words
+
+if TYPE_CHECKING:
+    from policylang.api.fit import Answer, Cluster, Fitted, Subject
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def fit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "subject",
+        metavar="CONFIG|MODULE:FUNCTION",
+        help="a config.json of Transformers, a model of its hub, or a function that returns `model, loss_fn, *batch`",
+    )
+    parser.add_argument("--seq", type=int, metavar="N", help="tokens of a sequence")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences or images of one GPU (default: 1)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many GPUs share the weights by FSDP2 (default: 1)")
+    parser.add_argument(
+        "--mesh", metavar="fsdp=N,tp=N", help="the same with tensor parallelism, by the model's own plan"
+    )
+    parser.add_argument(
+        "--device", metavar="NAME|FILE", help="a bundled profile such as h100-sxm, or a file with one: see docs/time.md"
+    )
+    parser.add_argument("--peak", metavar="SIZE", help="what a step may take, such as 75GiB (default: the device's)")
+    parser.add_argument("--optimizer", metavar="NAME|SIZE", default="adamw", help="as for tune (default: adamw)")
+    parser.add_argument("--reserve", metavar="SHARE", default="5%", help="as for tune (default: 5%%)")
+    parser.add_argument(
+        "--path", choices=("eager", "joint"), default="eager", help="eager, or torch.compile (default: eager)"
+    )
+    parser.add_argument(
+        "--weights",
+        choices=_DTYPES,
+        default="float32",
+        help="the dtype of weights, gradients and the optimizer's state (default: float32)",
+    )
+    parser.add_argument("--dtype", choices=_DTYPES, default="bfloat16", help="to compute in (default: bfloat16)")
+    parser.add_argument("--alone", action="store_true", help="leave out what other sizes would bring")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where the policy goes, such as recipe.apl")
+    add_form(parser, "json")
+
+
+def fit(options: argparse.Namespace) -> Exit:
+    """Say whether a training step fits, under which policy, at what cost, and what other sizes would bring.
+
+    The model is built without memory, sharded over GPUs that need not be there, and traced with the kernels of the
+    device; the policy is tuned as `policylang tune` does. Weights, gradients and optimizer state are part of the peak.
+    With -o recipe.apl the policy, its snapshot recipe.graph and its test recipe.test.md are written.
+
+    examples:
+
+      policylang fit config.json --seq 8192 --gpus 8 --device h100-sxm --peak 75GiB -o recipe.apl
+      policylang fit Qwen/Qwen3-8B --seq 4096 --device h200 --weights bfloat16
+      policylang fit mymodels:make_step --mesh fsdp=64,tp=8 --device h100-sxm --optimizer adamw --reserve 5%
+
+    exit codes: 0 it fits, 1 it does not, or the model or a size cannot be had, 2 a malformed budget, no such device, or
+    a file that cannot be written
+    """
+    need_torch()
+    from policylang.api.fit import Cluster, fit, of_configuration, of_function
+    from policylang.api.load import device_of
+    from policylang.api.tune import no_budget, read_or_raise
+    from policylang.tracing.configured import StepSizes
+    from policylang.tuning.budgets import read_budget
+
+    if options.output and Path(options.output).suffix != ".apl":
+        raise UsageError(f"`{options.output}` is no policy's name", "end it with `.apl`")
+    as_json = options.output_format == "json"
+    try:
+        device = device_of(options.device)
+        if device is None:
+            raise UsageError("times need a device", f"name one with `--device`: {', '.join(bundled_devices())}")
+        if options.peak is None and device.capacity is None:
+            raise PolicyError([no_budget(device)])
+        budget = read_or_raise(read_budget(device.capacity if options.peak is None else options.peak, None, None))
+        assert budget is not None
+        sizes = StepSizes(options.batch, options.seq, _mesh(options), options.weights, options.dtype)
+        cluster = Cluster(device, options.device, int(budget.limit), options.optimizer, options.reserve, options.path)
+        if ":" in options.subject and not os.path.exists(options.subject):
+            subject = of_function(options.subject, named_function(options.subject))
+        else:
+            subject = of_configuration(options.subject, sizes)
+        graph = Path(options.output).with_suffix(".graph").name if options.output else ""
+        with status_line() as progress, users_code():
+            found = fit(subject, sizes, cluster, graph, beside=not options.alone, progress=progress)
+    except UsersCodeError as failed:
+        if isinstance(failed.error, PolicyError):
+            return _refused(failed.error, as_json)
+        return show(failed, "fit", options.subject, "the function is called with `seq` and `batch`, if it takes them")
+    except PolicyError as error:
+        return _refused(error, as_json)
+    files = _written(options.output, found) if options.output and found.answer.tuned else ()
+    if as_json:
+        say(_json(subject, cluster, found, options.output, files), "json")
+    else:
+        say("\n\n".join(_text(subject, cluster, found, options.output)))
+        if found.answer.refused:
+            refuse(found.answer.refused)
+    return Exit.CLEAN if found.answer.tuned else Exit.DIAGNOSTICS
+
+
+def _refused(error: PolicyError, as_json: bool) -> Exit:
+    if not as_json:
+        return refuse(error.diagnostics)
+    say(render_json(error.diagnostics), "json")
+    return Exit.DIAGNOSTICS
+
+
+def _mesh(options: argparse.Namespace) -> dict[str, int]:
+    """The ranks of each dimension. Raises PolicyGraphError."""
+    from policylang.tracing.configured import SIZES
+    from policylang.tracing.step import problem
+
+    if options.gpus is not None and options.gpus < 1:
+        raise problem(SIZES, f"a step needs one GPU at least, and not {options.gpus}")
+    if options.mesh is None:
+        return {"fsdp": options.gpus or 1}
+    found = re.findall(r"(fsdp|tp)=(\d{1,6})(?:,|$)", options.mesh)
+    mesh = {name: int(size) for name, size in found}
+    if (
+        ",".join(f"{name}={size}" for name, size in found) != options.mesh
+        or len(mesh) < len(found)
+        or 0 in mesh.values()
+    ):
+        raise problem(SIZES, f"`{options.mesh}` is no mesh", help="write how many ranks share what: `fsdp=8,tp=2`")
+    ranks = mesh.get("fsdp", 1) * mesh.get("tp", 1)
+    if options.gpus not in (None, ranks):
+        message = f"a mesh of `{options.mesh}` has {ranks} ranks, and {options.gpus} GPUs are given"
+        raise problem(SIZES, message, help="leave `--gpus` out")
+    return mesh
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _written(output: str, found: Fitted) -> tuple[str, ...]:
+    from policylang.graph.snapshot import write
+
+    assert found.answer.tuned is not None
+    recipe = Path(output)
+    write_output(found.answer.tuned.text, output)
+    graph, test = recipe.with_suffix(".graph"), recipe.with_suffix(".test.md")
+    write(found.facts, graph)
+    write_output(_test(recipe.name, graph.name, found), str(test))
+    return output, str(graph), str(test)
+
+
+def _test(recipe: str, graph: str, found: Fitted) -> str:
+    """A policy test that fails when the recipe, its includes or the graph change what is decided."""
+    from policylang.language.loader import parse_policy
+    from policylang.planning.capabilities import capabilities_for
+    from policylang.planning.liveness import saved_and_recomputed
+    from policylang.planning.planner import plan
+
+    assert found.answer.tuned is not None
+    policy = parse_policy(found.answer.tuned.text).policy
+    assert policy is not None
+    needs = saved_and_recomputed(plan(policy, found.facts, capabilities_for(found.facts.kind)))
+    claims = f"# saved: {len(needs.saved)}\n# recomputed: {len(needs.recomputed)}"
+    return f'# {recipe} on {graph}\n\n```apl graph={graph}\ninclude "{recipe}"\n{claims}\n```\n'
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+
+def _text(subject: Subject, cluster: Cluster, found: Fitted, output: str | None) -> list[str]:
+    answer, sizes = found.answer, found.answer.sizes
+    ranks = f"{sizes.ranks} × " if sizes.ranks > 1 else ""
+    mesh = (
+        f" ({', '.join(f'{name}={size}' for name, size in sizes.mesh.items())})" if sizes.mesh.get("tp", 1) > 1 else ""
+    )
+    step = ", ".join(filter(None, (f"seq {sizes.sequence:,}" if sizes.sequence else "", f"batch {sizes.batch} a GPU")))
+    limit = format_quantity(answer.peak, "bytes")
+    verdict = f"does not fit into {limit}"
+    if answer.tuned is not None:
+        verdict = f"fits: {format_quantity(answer.tuned.peak, 'bytes')} of {limit}"
+    said = [f"{subject.name}, {step}, on {ranks}{cluster.device.name}{mesh}, {_PATHS[cluster.path]}: {verdict}"]
+    said.append(_assumed(cluster, found))
+    if answer.tuned is not None and not output:
+        said.append(answer.tuned.text.rstrip("\n"))
+    if found.beside:
+        first = answer.token_seconds
+        rows = [("", "peak", "recomputed", "step", "a token"), *(_row(each, first) for each in (answer, *found.beside))]
+        said.append(table(rows, right=range(1, 5)))
+    if answer.tuned is not None:
+        said.append(
+            "\n".join(("use it:", *(f"    {line}" for line in _python(cluster, found, output or "recipe.apl"))))
+        )
+    return said
+
+
+_PATHS = {"eager": "in eager", "joint": "under torch.compile"}
+
+
+def _assumed(cluster: Cluster, found: Fitted) -> str:
+    """What a peak counts beside activations."""
+    from policylang.tuning.budgets import read_optimizer, trained_bytes
+
+    sizes, gib = found.answer.sizes, format_quantity
+    weights, state = trained_bytes(found.facts), read_optimizer(cluster.optimizer, found.facts)
+    parts = [f"weights {gib(weights, 'bytes')}", f"gradients {gib(weights, 'bytes')}"]
+    if isinstance(state, int):
+        parts.append(f"state of {cluster.optimizer} {gib(state, 'bytes')}")
+    where = f" over {sizes.ranks} GPUs" if sizes.ranks > 1 else ""
+    kept = f"kept in {sizes.weights}{where}: {', '.join(parts)} a GPU"
+    return f"{kept}; computed in {sizes.dtype}; {cluster.reserve} in reserve"
+
+
+def _row(each: Answer, first: float | None) -> tuple[str, ...]:
+    if each.tuned is None:
+        said = each.refused[0].message.partition(", at ")[0] if each.refused else ""
+        least = re.search(r"the smallest is (.*)", said)
+        why = (
+            f"no: {least[1]} at least" if least else "no: too much before the step" if "alive before" in said else said
+        )
+        return each.label, f"{why}; {each.ranks} GPUs do" if each.ranks else why, "", "", ""
+    tuned, chosen = each.tuned.tuned, each.tuned.tuned.chosen
+    again = f"{format_quantity(chosen.recompute, 'seconds')} ({share_text(chosen.recompute, tuned)})"
+    relative = "" if first is None or each.token_seconds is None else f"{each.token_seconds / first:.2f}×"
+    peak = format_quantity(each.tuned.peak, "bytes")
+    return each.label, peak, again, step_words(chosen), relative
+
+
+def _python(cluster: Cluster, found: Fitted, recipe: str) -> list[str]:
+    """What to write in a training."""
+    sizes = found.answer.sizes
+    if cluster.path == "joint":
+        return [f'model = torch.compile(model, backend=policylang.backend("{recipe}"))']
+    lines = [f'policylang.checkpoint_model(model, "{recipe}")']
+    if sizes.mesh.get("fsdp", 1) > 1:
+        mixed = f", mp_policy=MixedPrecisionPolicy(param_dtype=torch.{sizes.dtype})"
+        mixed = "" if sizes.weights == sizes.dtype else mixed
+        blocks = " + ".join(f"list(model.{path})" for path in found.lists) if len(found.lists) > 1 else ""
+        blocks = blocks or (f"model.{found.lists[0]}" if found.lists else "")
+        each = f"for block in {blocks}: fully_shard(block, mesh=mesh{mixed})"
+        lines += [*([each] if blocks else []), f"fully_shard(model, mesh=mesh{mixed})"]
+    elif sizes.weights != sizes.dtype and sizes.ranks == 1:
+        kind = cluster.target.kind
+        lines += [f'with torch.autocast("{kind}", torch.{sizes.dtype}):', "    loss = model(**batch).loss"]
+    return lines
+
+
+def _json(subject: Subject, cluster: Cluster, found: Fitted, output: str | None, files: tuple[str, ...]) -> str:
+    def data(each: Answer) -> dict[str, Any]:
+        tuned = each.tuned
+        return {
+            "label": each.label,
+            "fits": tuned is not None,
+            "sequence": each.sizes.sequence,
+            "batch": each.sizes.batch,
+            "mesh": dict(each.sizes.mesh),
+            "budget_bytes": each.peak,
+            "chosen": None if tuned is None else candidate_data(tuned.tuned.chosen, tuned.tuned),
+            "token_seconds": each.token_seconds,
+            "fits_on_ranks": each.ranks,
+            "diagnostics": json.loads(render_json(each.refused))["diagnostics"],
+        }
+
+    answer = found.answer
+    document = {
+        "version": 1,
+        "subject": subject.name,
+        "device": cluster.device.name,
+        "path": cluster.path,
+        "weights": answer.sizes.weights,
+        "dtype": answer.sizes.dtype,
+        "assumed": _assumed(cluster, found),
+        "answer": data(answer),
+        "beside": list(map(data, found.beside)),
+        "policy": None if answer.tuned is None else answer.tuned.text,
+        "python": [] if answer.tuned is None else _python(cluster, found, output or "recipe.apl"),
+        "files": files,
+    }
+    return json.dumps(document, indent=2, allow_nan=False)

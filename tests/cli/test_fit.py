@@ -1,0 +1,233 @@
+"""`policylang fit`: from a configuration and a cluster to a policy, its snapshot and its test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policylang.api.fit import Subject, _Traced, of_configuration, weights_there
+from policylang.graph.snapshot import load
+from policylang.tracing.configured import StepSizes
+from policylang.tracing.target_device import TargetDevice
+
+CONFIGURATIONS = Path(__file__).parents[1] / "data" / "configurations"
+SMALL: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 128},
+    "vit": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
+    "llama": {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "vocab_size": 128},
+}  # fmt: skip
+FULL = {
+    "llama": "--seq 8192 --mesh fsdp=4,tp=2",
+    "qwen3": "--seq 4096 --gpus 4",
+    "gemma2": "--seq 4096 --gpus 8",
+    "gpt2": "--seq 1024 --batch 8 --gpus 2",
+    "mixtral": "--seq 4096 --gpus 64",
+    "qwen3_moe": "--seq 4096 --gpus 64",
+    "vit": "--batch 64",
+    "swin": "--batch 64 --path joint",
+    "t5": "--seq 512 --batch 8",
+    "bart": "--seq 1024 --batch 4",
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with small configurations in it."""
+    monkeypatch.chdir(tmp_path)
+    for name, other in SMALL.items():
+        settings = json.loads((CONFIGURATIONS / f"{name}.json").read_text())
+        Path(f"{name}.json").write_text(json.dumps({**settings, **other}))
+    return tmp_path
+
+
+def _holds(policylang, path: str) -> None:
+    checked = policylang("check", "recipe.apl", "--graph", "recipe.graph", "--path", path, "--deny", "warnings")
+    assert checked.code == 0, checked.out
+    tested = policylang("test", "recipe.test.md")
+    assert tested.code == 0, tested.out
+    assert ": 2 claims, all hold" in tested.out
+
+
+@pytest.mark.parametrize(
+    "asked", ["gpt2.json --seq 256 --gpus 4 --peak 40MiB", "vit.json --batch 8 --peak 14MiB --path joint"]
+)
+def test_a_small_model_fits_with_a_recipe_that_holds(policylang, asked):
+    words = asked.split()
+    found = policylang("fit", *words, "--device", "h100-sxm", "--alone", "-o", "recipe.apl", "--output-format", "json")
+    assert found.code == 0, found.err
+    data = json.loads(found.out)
+    chosen = data["answer"]["chosen"]
+    assert data["answer"]["fits"]
+    assert chosen["peak_bytes"] <= data["answer"]["budget_bytes"]
+    assert chosen["recomputed_seconds"] > 0  # else the budget says nothing
+    assert data["files"] == ["recipe.apl", "recipe.graph", "recipe.test.md"]
+    eager = "--path" not in words
+    assert ("include <fsdp>" in data["policy"]) == eager
+    assert data["python"][0].startswith("policylang.checkpoint_model(" if eager else "model = torch.compile(")
+    _holds(policylang, "eager" if eager else "joint")
+
+
+def test_what_cannot_fit_has_the_smallest_peak_and_its_node(policylang):
+    asked = ("gpt2.json", "--seq", "256", "--gpus", "2", "--device", "h100-sxm", "--peak", "2 MiB", "-o", "recipe.apl")
+    found = policylang("fit", *asked, "--alone")
+    assert found.code == 1
+    assert found.err.startswith("error[APL625]: no policy keeps the peak within 2 MiB: the smallest is ")
+    assert "at `" in found.err.splitlines()[0]
+    assert not Path("recipe.apl").exists()
+
+
+@pytest.mark.slow
+def test_the_table_says_what_other_sizes_would_bring(policylang):
+    asked = ("gpt2.json", "--seq", "256", "--gpus", "2", "--device", "h100-sxm", "--peak", "3 MiB")
+    data = json.loads(policylang("fit", *asked, "--output-format", "json").out)
+    beside = {each["label"]: each for each in data["beside"]}
+    assert set(beside) == {"peak 2.7 MiB", "peak 3.3 MiB", "seq 128", "seq 512", "batch 2", "1 GPU", "4 GPUs"}
+    assert data["answer"]["fits"]
+    assert beside["seq 128"]["fits"]
+    assert beside["seq 128"]["chosen"]["peak_bytes"] <= 3 << 20
+    assert not beside["seq 512"]["fits"]
+    assert beside["seq 512"]["diagnostics"][0]["code"] == "APL625"
+    assert beside["1 GPU"]["fits_on_ranks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "message"),
+    [
+        ("none.json --seq 8", "APL650", "there is no file `none.json`"),
+        ("broken.json --seq 8", "APL650", "no configuration of Transformers"),
+        ("unknown.json --seq 8", "APL650", "has no model type `gpt9`"),
+        ("sam.json --seq 8", "APL651", "no loss is known of a model of type `sam`"),
+        ("gpt2.json", "APL652", "no sequence length is given"),
+        ("gpt2.json --seq 4096", "APL652", "longer than the 1,024 positions"),
+        ("gpt2.json --seq 8 --batch 0", "APL652", "at least one sample"),
+        ("vit.json --seq 8", "APL652", "a sequence length is given"),
+        ("gpt2.json --seq 8 --mesh fsdp:2", "APL652", "`fsdp:2` is no mesh"),
+        ("gpt2.json --seq 8 --mesh fsdp=2,tp=2 --gpus 8", "APL652", "has 4 ranks, and 8 GPUs are given"),
+        ("gpt2.json --seq 8 --gpus 0", "APL652", "one GPU at least"),
+        (
+            "llama.json --seq 8 --mesh tp=3",
+            "APL652",
+            "3 ranks of tensor parallelism do not divide `num_attention_heads`, 4",
+        ),
+        ("vit.json --mesh tp=2", "APL652", "no plan for tensor parallelism"),
+        ("gpt2.json --seq 8 --device h1000", "APL152", "h1000"),
+        ("gpt2.json --seq 8 --peak 75", "APL624", "75"),
+    ],
+)
+def test_a_mistake_is_told(policylang, asked, code, message):
+    Path("broken.json").write_text("{")
+    Path("unknown.json").write_text('{"model_type": "gpt9"}')
+    Path("sam.json").write_text('{"model_type": "sam"}')
+    device = [] if "--device" in asked else ["--device", "h100-sxm"]
+    found = policylang("fit", *asked.split(), *device)
+    assert found.code in (1, 2)
+    assert message in found.err, found.err
+    assert found.err.startswith(f"error[{code}]: "), found.err
+
+
+def test_without_transformers_a_configuration_is_refused(policylang, monkeypatch):
+    monkeypatch.setattr("policylang.tracing.configured.find_spec", lambda _: None)
+    found = policylang("fit", "gpt2.json", "--seq", "8", "--device", "h100-sxm")
+    assert (found.code, found.err.partition(": ")[0]) == (1, "error[APL653]")
+
+
+MINE = """
+import torch, policylang
+from torch import nn
+
+def make_step(seq, batch):
+    with torch.device("meta"):
+        model, x = nn.ModuleList(nn.Linear(64, 64) for _ in range(3)), torch.zeros(batch, seq, 64)
+    def loss(model, x):
+        for layer in model:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+    return model, loss, x
+
+def traced():
+    return policylang.trace_step(*make_step(64, 1), device="cuda")
+
+def nothing():
+    return 3
+
+def broken():
+    raise RuntimeError("mine")
+"""
+
+
+def test_a_function_makes_the_step(policylang, here, monkeypatch):
+    (here / "mine_to_fit.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(here))
+    on = ("--device", "h100-sxm", "--peak", "1MiB", "--alone")
+    found = policylang("fit", "mine_to_fit:make_step", "--mesh", "fsdp=4", "--seq", "256", *on, "-o", "recipe.apl")
+    assert found.code == 0, found.err
+    assert "mine_to_fit:make_step, seq 256, batch 1 a GPU, on 4 × h100-sxm, in eager: fits: " in found.out
+    assert policylang("fit", "mine_to_fit:traced", *on).code == 0
+    for function, ranks, message in (
+        ("traced", "2", "error[APL652]: `mine_to_fit:traced` returns a step that is traced already"),
+        ("nothing", "1", "error[APL652]: `mine_to_fit:nothing` returns neither"),
+        ("broken", "1", "RuntimeError: mine"),
+    ):
+        found = policylang("fit", f"mine_to_fit:{function}", "--gpus", ranks, *on)
+        assert found.code == 1
+        assert message in found.err
+
+
+def _traced(name: str) -> _Traced:
+    subject: Subject = of_configuration(name, StepSizes(2, 128))
+    return _Traced(subject, TargetDevice("cuda", (9, 0)))
+
+
+def test_other_sizes_are_those_of_a_full_trace():
+    """A trace of few layers gives the sizes of all of them."""
+    traced = _traced("llama.json")
+    traced.at(StepSizes(2, 128, {"fsdp": 2}))
+    assert traced.kept == {"model.layers": 2}
+    sizes = StepSizes(4, 64, {"fsdp": 8})
+    near, full = traced.near(sizes), traced._facts(sizes, {})
+    for column in (
+        "names",
+        "targets",
+        "bytes",
+        "numel",
+        "shapes",
+        "strides",
+        "flops",
+        "inputs",
+        "groups",
+        "group_names",
+    ):
+        assert getattr(near, column) == getattr(full, column) or list(getattr(near, column)) == list(
+            getattr(full, column)
+        ), column
+
+
+def test_each_rank_has_its_share_of_the_weights():
+    traced = _traced("llama.json")
+    whole, shared, both = (
+        traced._facts(StepSizes(2, 128, mesh), {}) for mesh in ({"fsdp": 1}, {"fsdp": 4}, {"fsdp": 2, "tp": 2})
+    )
+    sizes = [sum(size for size, kind in zip(each.bytes, each.input_kinds, strict=True) if kind == 1) for each in
+             (whole, shared, both)]  # fmt: skip
+    assert sizes[0] == 4 * sizes[1]
+    assert sizes[1] <= sizes[2] < 1.1 * sizes[1]  # norms are cut by fsdp alone
+    assert weights_there(whole) is None
+    assert weights_there(shared) is not None
+    kinds = {target.split(".")[1] for target in both.targets if target.startswith("_c10d_functional")}
+    assert kinds == {"all_gather_into_tensor", "wait_tensor", "reduce_scatter_tensor", "all_reduce"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_a_model_of_each_family_fits(policylang, name):
+    config = str(CONFIGURATIONS / f"{name}.json")
+    words = FULL[name].split()
+    found = policylang("fit", config, *words, "--device", "h100-sxm", "--alone", "-o", "recipe.apl")
+    assert found.code == 0, found.err
+    assert f"{name}.json, " in found.out
+    assert len(load("recipe.graph")) > 300
+    _holds(policylang, "joint" if "joint" in words else "eager")
