@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import zip_longest
 from typing import Any, NoReturn
 
@@ -28,7 +29,7 @@ from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Nod
 from policylang.planning.plan import OrderPlan, Plan
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import OpOverload, outside_of_modes, schema_of
-from policylang.torch_compat.tracing import in_one_fake_mode
+from policylang.torch_compat.tracing import fake_mode_of, in_one_fake_mode
 
 REWRITTEN_OTHERWISE = "APL408"
 
@@ -98,6 +99,7 @@ class _GraphEditor:
         self.policy = policy
         self.group_names = group_names
         self.nodes = {node.name: node for node in graph.nodes}
+        self.fake_mode = fake_mode_of([node.meta.get("val") for node in graph.nodes])
 
     def apply(self, edit: Edit) -> None:
         """New nodes first, then everyone who reads the old ones reads the new ones, then the old ones go."""
@@ -122,7 +124,7 @@ class _GraphEditor:
         for name, stride in edit.restrided:
             meta = nodes[name].meta
             shape, dtype = tuple(meta["val"].shape), _dtype(meta["val"])
-            meta["val"] = _value(nodes[name])
+            meta["val"] = self._value(nodes[name])
             meta.pop("tensor_meta", None)
             _check_value(nodes[name], shape, stride, dtype)
 
@@ -140,12 +142,20 @@ class _GraphEditor:
         node.meta = {key: value for key, value in like.items() if key not in _OF_THE_CALL}
         annotations = {key: value for key, value in marks.custom(like).items() if key != marks.SAVED}
         node.meta["custom"] = {**annotations, marks.REWRITTEN: who}
-        node.meta["val"] = _value(node)
+        node.meta["val"] = self._value(node)
         found = node.meta["val"]
         # the strides of a slice follow from what it is computed from
         stride = tuple(found.stride()) if new.call and isinstance(found, Tensor) else new.stride
         _check_value(node, new.shape, stride, new.dtype)
         return node
+
+    def _value(self, node: fx.Node) -> Any:
+        """The result of the call on the fake values of its arguments, which share memory as real ones would."""
+        read = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+        mode = nullcontext() if node.all_input_nodes or self.fake_mode is None else self.fake_mode
+        with torch.no_grad(), outside_of_modes(), mode:
+            args, kwargs = in_one_fake_mode(read)
+            return node.target(*args, **kwargs)
 
     def _arguments(self, target: Any, planned: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not isinstance(target, OpOverload):
@@ -176,14 +186,6 @@ class _GraphEditor:
 
 def _dtype(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
-
-
-def _value(node: fx.Node) -> Any:
-    """The result of the call on the fake values of its arguments, which share memory as real ones would."""
-    read = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-    with torch.no_grad(), outside_of_modes():
-        args, kwargs = in_one_fake_mode(read)
-        return node.target(*args, **kwargs)
 
 
 def _check_value(node: fx.Node, shape: tuple[int, ...], stride: tuple[int, ...], dtype: str) -> None:

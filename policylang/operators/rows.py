@@ -49,10 +49,16 @@ class RowDim:
     outer: int
     size: int
     inner: int
+    first: int = 0
+    """The number of its first row: shifted, a value has fewer rows than others."""
 
-    def length(self, rows: int) -> int:
-        """The length of the dimension in a slice of so many rows."""
-        return self.outer * rows * self.inner
+    def of(self, rows: range) -> range:
+        """Which of its own rows are some of all."""
+        return range(max(rows.start - self.first, 0), min(rows.stop - self.first, self.size))
+
+    def length(self, rows: range) -> int:
+        """The length of the dimension in a slice."""
+        return self.outer * len(self.of(rows)) * self.inner
 
 
 def viewed(digit: RowDim, shape: Shape, other: Shape) -> RowDim | None:
@@ -62,41 +68,41 @@ def viewed(digit: RowDim, shape: Shape, other: Shape) -> RowDim | None:
     for dim, length in enumerate(other):
         below, above = below // max(length, 1), below
         if low % below == 0 and above % high == 0 and above >= high:
-            return RowDim(dim, above // high, digit.size, low // below)
+            return RowDim(dim, above // high, digit.size, low // below, digit.first)
     return None
 
 
 _POINTWISE = frozenset(
     f"aten.{name}"
     for name in (
-        *("abs", "acos", "add", "addcdiv", "addcmul", "alias", "asin", "atan", "atan2", "bitwise_and", "bitwise_not"),
-        *("bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "copysign", "cos"),
-        *(
-            "cosh",
-            "detach",
-            "div",
-            "elu",
-            "empty_like",
-            "eq",
-            "erf",
-            "erfc",
-            "exp",
-            "exp2",
-            "expm1",
-            "floor",
-            "floor_divide",
-            "fmod",
-        ),
-        *("frac", "full_like", "ge", "gelu", "gelu_backward", "gt", "hardsigmoid", "hardswish", "hardtanh", "isfinite"),
-        *("isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "lerp", "lift_fresh", "log", "log10", "log1p"),
-        *("log2", "log_sigmoid", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "lt"),
-        *("masked_fill", "maximum", "minimum", "mish", "mul", "ne", "neg", "ones_like", "pow", "reciprocal", "relu"),
-        *("remainder", "round", "rsqrt", "rsub", "sigmoid", "sigmoid_backward", "sign", "silu", "silu_backward", "sin"),
-        *("sinh", "softplus", "softplus_backward", "sqrt", "square", "sub", "tan", "tanh", "tanh_backward"),
-        *("threshold_backward", "trunc", "where", "xlogy", "zeros_like", "_to_copy", "elu_backward"),
-        *("hardswish_backward", "hardsigmoid_backward", "mish_backward", "nan_to_num", "hardtanh_backward"),
+        "abs", "acos", "add", "addcdiv", "addcmul", "alias", "asin", "atan", "atan2", "bitwise_and", "bitwise_not",
+        "bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "copysign", "cos",
+        "cosh", "detach", "div", "elu", "empty_like", "eq", "erf", "erfc", "exp", "exp2", "expm1", "floor",
+        "floor_divide", "fmod", "frac", "full_like", "ge", "gelu", "gelu_backward", "gt", "hardsigmoid", "hardswish",
+        "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "lerp", "lift_fresh",
+        "log", "log10", "log1p", "log2", "log_sigmoid", "logaddexp", "logical_and", "logical_not", "logical_or",
+        "logical_xor", "logit", "lt", "masked_fill", "maximum", "minimum", "mish", "mul", "ne", "neg", "ones_like",
+        "pow", "reciprocal", "relu", "remainder", "round", "rsqrt", "rsub", "sigmoid", "sigmoid_backward", "sign",
+        "silu", "silu_backward", "sin", "sinh", "softplus", "softplus_backward", "sqrt", "square", "sub", "tan",
+        "tanh", "tanh_backward", "threshold_backward", "trunc", "where", "xlogy", "zeros_like", "_to_copy",
+        "elu_backward", "hardswish_backward", "hardsigmoid_backward", "mish_backward", "nan_to_num",
+        "hardtanh_backward",
     )
-) | {"prims.convert_element_type"}
+) | {"prims.convert_element_type"}  # fmt: skip
+SHIFTS = {"aten.slice.Tensor": 1, "aten.slice_backward.default": 2, "aten.slice_scatter.default": 2}
+"""Operators that take a range of a dimension out, or put it in its place; the place of the dimension."""
+
+
+def shifted(target: str, arguments: tuple[Any, ...], rows: RowDim, shape: Shape) -> RowDim | None:
+    """The rows of a ``shape`` that is a range of others, or that others are a range of; None where they are mixed."""
+    at = SHIFTS.get(target)
+    if at is None or rows.outer * rows.inner != 1 or arguments[at] % len(shape) != rows.dim or arguments[at + 3] != 1:
+        return None
+    start, is_slice = arguments[at + 1] or 0, at == 1
+    start = max(start + (rows.size if is_slice else shape[rows.dim]), 0) if start < 0 else start
+    return RowDim(rows.dim, 1, shape[rows.dim], 1, rows.first + (start if is_slice else -start))
+
+
 LIKE = frozenset(f"aten.{name}_like.default" for name in ("ones", "zeros", "full"))
 """Operators that read the shape of their input, and none of its elements."""
 _CREATING = frozenset(("aten.full", "aten.zeros", "aten.ones"))
@@ -131,7 +137,17 @@ _OTHERS = frozenset(
     f"aten.{name}"
     for name in (
         *("mm", "bmm", "addmm", "baddbmm", "mv", "t", "permute", "transpose", "unsqueeze", "squeeze", "expand"),
-        *("select", "slice", "slice_backward", "select_backward", "constant_pad_nd", "cat", "gather", "scatter"),
+        *(
+            "select",
+            "slice",
+            "slice_backward",
+            "slice_scatter",
+            "select_backward",
+            "constant_pad_nd",
+            "cat",
+            "gather",
+            "scatter",
+        ),
         *("scatter_add", "index_select", "embedding", "nll_loss_forward", "nll_loss_backward", "split"),
         *("split_with_sizes", "native_layer_norm", "native_layer_norm_backward", "topk", "sort"),
     )
@@ -140,6 +156,49 @@ _KNOWN = (
     _POINTWISE | _CREATING | _CREATING_LIKE | {name.rpartition(".")[0] for name in _REDUCING} | _ALONG.keys() | _VIEWS
     | _LOSSES | _LOSSES_BACK | _OTHERS
 )  # fmt: skip
+
+
+_ADDITIVE = frozenset(
+    f"aten.{name}"
+    for name in (
+        "add", "alias", "cat", "clone", "cumsum", "detach", "expand", "flip", "mean", "neg", "permute", "select",
+        "select_backward", "slice", "slice_backward", "split", "split_with_sizes", "squeeze", "sub", "sum", "t",
+        "transpose", "unsqueeze", "_to_copy",
+    )
+) | {"prims.convert_element_type"} | _VIEWS  # fmt: skip
+_FIRST = frozenset(
+    f"aten.{name}_backward"
+    for name in (
+        "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "nll_loss", "sigmoid", "silu",
+        "softplus", "tanh", "threshold",
+    )
+) | {
+    f"aten.{name}" for name in ("div", "gather", "index_select", "_softmax_backward_data", "_log_softmax_backward_data")
+}  # fmt: skip
+_EITHER = frozenset(("aten.mul", "aten.mm", "aten.bmm", "aten.mv"))
+
+
+def is_linear(target: str, arguments: tuple[Any, ...], scaled: Sequence[bool], zero: Sequence[bool]) -> bool:
+    """True if a call scales its result with those of its tensors that are ``scaled``, where ``zero`` ones hold nothing
+    else. What is missing here counts as not linear."""
+    name = target.rpartition(".")[0]
+    homogeneous = [one or other for one, other in zip(scaled, zero, strict=True)]
+    match name:
+        case "aten.add" | "aten.sub":
+            return len(scaled) == 2 and all(homogeneous)
+        case "aten.where":
+            return not scaled[0] and len(scaled) == 3 and all(homogeneous[1:])
+        case "aten.slice_scatter":
+            return all(homogeneous)
+        case "aten.scatter" | "aten.scatter_add":
+            return not scaled[1] and len(scaled) == 3 and homogeneous[0] and homogeneous[2]
+        case "aten.masked_fill" | "aten.constant_pad_nd":
+            return scaled[0] and not any(scaled[1:]) and arguments[2] == 0
+    if name in _EITHER:
+        return sum(scaled) == 1
+    if name in _FIRST or name in _LOSSES_BACK:
+        return scaled[0] and not any(scaled[1:]) and not target.endswith("_mode")
+    return target == GETITEM or (name in _ADDITIVE and all(homogeneous))
 
 
 def is_view(target: str) -> bool:
@@ -229,6 +288,9 @@ def _dims(
             assert shape is not None
             found = _other_length(x, arguments[2] % len(x))
             return Dims(found.reads, found.makes, mixed=found.mixed, sizes=1)
+        case "slice_scatter":
+            narrow = _other_length(_all(shapes[1]), arguments[2] % len(shapes[1]))
+            return Dims((*narrow.makes, *narrow.reads), narrow.makes, mixed=narrow.mixed)
         case "select_backward":
             assert shape is not None
             out, at = _all(shape), arguments[2] % len(shape)

@@ -14,6 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag
+from policylang.language.syntax import Action
 from policylang.operators.names import GETITEM
 
 
@@ -72,8 +73,9 @@ class NewNode:
     """The old node whose call it repeats on a slice; empty for what only moves elements or adds slices up."""
     share: tuple[int, int] = (1, 1)
     """The rows of the slice, and of the whole."""
-    inside: bool = False
-    """A forward value of a slice, which the backward reads slice by slice: unless a rule decides, it is recomputed."""
+    action: Action | None = None
+    """What becomes of a forward value unless a rule decides: a slice that the backward reads slice by slice is
+    recomputed, a gradient that was made beside its slice is saved."""
 
 
 @frozen

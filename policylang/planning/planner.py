@@ -60,8 +60,8 @@ def plan(
     default: Default = policy.undecided.fate if policy.undecided is not None else "auto"
     if default == "auto" and capabilities.undecided is not None:
         default = capabilities.undecided
-    inside = (node.name for edit in edits.done for node in edit.nodes if node.inside)
-    slices = frozenset(facts.index[name] for name in inside if name in facts.index)
+    made_anew = (node for edit in edits.done for node in edit.nodes if node.action is not None)
+    slices = {facts.index[node.name]: node.action for node in made_anew if node.name in facts.index}
     verdict = decide.judge(policy, facts, selections, tagged, around)
     check_cancelled()
     decisions = decide.first_decisions(policy, facts, verdict, tagged, default, capabilities, around, slices)

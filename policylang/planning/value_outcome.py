@@ -194,7 +194,7 @@ class Why(Enum):
     ROUTING = "routing"
     """A discrete choice that steers what follows, which would have been recomputed, and no rule named it: saved."""
     CHUNKED = "chunked"
-    """A value of a slice that the backward computes again, slice by slice."""
+    """A value of a slice that the backward computes again, slice by slice, or a gradient that the forward made."""
     REBUILT = "rebuilt"
     """A view of an offloaded value, taken again at no cost from the copy that came back."""
     STAYS = "stays"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from attrs import evolve, frozen
 
@@ -125,10 +126,10 @@ def first_decisions(
     undecided: Default,
     capabilities: Capabilities,
     around: AroundBlocks = NOTHING_AROUND,
-    slices: Collection[int] = (),
+    slices: Mapping[int, Action | None] = MappingProxyType({}),
 ) -> list[Decision | None]:
-    """The decision on every forward node if all is safe; None for the nodes no rule ranges over. ``slices``: the values
-    of slices that the backward reads slice by slice."""
+    """The decision on every forward node if all is safe; None for the nodes no rule ranges over. ``slices``: what
+    ``chunk`` makes for the backward, and its action."""
     left = _LEFT[capabilities.undecided]
     actions = [(*left, None) if rule.action.leaves else (rule.action, "", rule.form) for rule in policy.rules]
     by_rule = [Decision(action, index, Why.RULE, reason, form) for index, (action, reason, form) in enumerate(actions)]
@@ -138,7 +139,7 @@ def first_decisions(
     block_output = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
     action, reason = UNDECIDED[undecided]
     rest = Decision(action, None, Why.UNDECIDED, f"no rule matches it{reason}")
-    chunked = Decision(Action.RECOMPUTE, None, Why.CHUNKED, "a slice: the backward computes it again, slice by slice")
+    chunked = {action: Decision(action, None, Why.CHUNKED, _CHUNKED[action]) for action in _CHUNKED}
     decisions: list[Decision | None] = [None] * len(facts)
     owners, flags, winner = facts.owners, facts.flags, verdict.winner
     is_symbolic, is_seed = Flag.SYMBOLIC, Flag.SEED
@@ -160,7 +161,7 @@ def first_decisions(
         elif winner[owner] != NO_RULE:
             decisions[row] = by_rule[winner[owner]]
         else:
-            decisions[row] = user_decisions.get(owner, chunked if owner in slices else rest)
+            decisions[row] = user_decisions.get(owner, chunked.get(slices.get(owner), rest))
     return decisions
 
 
@@ -172,6 +173,10 @@ UNDECIDED: dict[Default, tuple[Action | None, str]] = {
     "as checkpointed": (Action.RECOMPUTE, "; the checkpoint recomputes it"),
 }
 """The action on what no rule decides, and how the reason ends."""
+_CHUNKED: dict[Action | None, str] = {
+    Action.RECOMPUTE: "a slice: the backward computes it again, slice by slice",
+    Action.SAVE: "a gradient of slices, which ran backward beside their forward",
+}
 _LEFT: dict[Default | None, tuple[Action | None, str]] = {
     "auto": (None, ""),
     "as traced": (Action.SAVE, "left as it was traced"),

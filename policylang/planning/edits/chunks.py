@@ -6,29 +6,31 @@ lies between such values; where the columns are summed over it ends. Each operat
 (:mod:`policylang.operators.rows`): a call on a slice gives a slice of the result, or a part of a sum over rows, which
 is added up slice by slice and named. Whatever else reads rows is refused with its node.
 
-On a flat graph the forward and the backward of a slice of the loss run together. Elsewhere, and for a module, the
-slices of the forward run first, and those of the backward recompute what they read.
+The forward and the backward of a slice of the loss run together. In a joint graph the incoming gradient comes later:
+where the backward of the region is linear in it, it runs with 1 in its place, and what is kept is scaled when it comes.
+For a module, and where that cannot be, the slices of the forward run first, and those of the backward recompute what
+they read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import sha256
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
 from attrs import define, evolve, field
 
 from policylang.graph.blocks import blocks_of
-from policylang.graph.facts import Facts, Flag, GraphKind, Phase, Ref
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, Ref
 from policylang.language.globs import PathGlob
 from policylang.language.shown import counted
-from policylang.language.syntax import Chunk
+from policylang.language.syntax import Action, Chunk
 from policylang.operators import rows as of_rows
 from policylang.operators.layouts import contiguous
 from policylang.operators.names import CAT, CLONE, GETITEM, PRODUCTS, SLICE, VIEW
-from policylang.operators.rows import LIKE, NLL, Dims, RowDim
+from policylang.operators.rows import LIKE, NLL, SHIFTS, Dims, RowDim
 from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
 from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
 
@@ -38,11 +40,12 @@ _CANNOT = {
     Flag.COLLECTIVE: "communicates",
     Flag.EFFECTFUL: "has an effect",
 }
-_MM, _ADDMM, _ADD, _DIV, _FULL, _SCALE = (
+_MM, _ADDMM, _ADD, _DIV, _FULL, _SCALE, _MUL = (
     *("aten.mm.default", "aten.addmm.default", "aten.add.Tensor", "aten.div.Tensor", "aten.full.default"),
-    "aten.mul.Scalar",
+    *("aten.mul.Scalar", "aten.mul.Tensor"),
 )
 _BIASED = (_ADDMM, "aten.baddbmm.default")
+_WHOLE_STEPS = (GraphKind.FLAT, GraphKind.JOINT)
 _MEAN, _SUM = 1, 2
 """Reductions of a loss, as torch numbers them."""
 
@@ -134,18 +137,18 @@ class Chunks(EditPlanner[Chunk]):
     # --- one region ---
 
     def _cut(self, head: int) -> list[Edit]:
-        """The edits of a region. On a flat graph the forward and the backward of a slice of the loss run together,
-        unless the backward of each needs the forward of all."""
+        """The edits of a region. The forward and the backward of a slice of the loss run together, unless the backward
+        of each needs the forward of all."""
         asked, found = self.statement, list[tuple[int, RefusedError]]()
         module = "" if asked.to_loss else PathGlob(asked.module).outermost(self.facts.modules[head]) or ""
-        for together in (True, False) if asked.to_loss and self.facts.kind is GraphKind.FLAT else (False,):
+        for together in (True, False) if asked.to_loss and self.facts.kind in _WHOLE_STEPS else (False,):
             for rows in self._axes(head):
                 try:
                     region = Region(self.facts, head, rows, module, together=together)
                     count = asked.slices or region.count(int(asked.size.value))  # type: ignore[union-attr]
                     if count > rows.size:
                         raise RefusedError(f"{rows.size:,} rows cannot be cut into {count:,} slices")
-                    edits = _Writer(self, region, count).edits()
+                    edits = _Writer(self, region, count, found[0][1].reason if found else "").edits()
                 except RefusedError as why:
                     found.append((rows.size, why))
                     continue
@@ -215,6 +218,13 @@ class Region:
         self._gather()
         self.order = sorted(self.members)
         self._check()
+        self.tangents: list[int] = []
+        self.early: list[int] = []
+        """In a joint graph: what leads from the incoming gradient to a backward that runs beside the forward."""
+        self.scaled: set[int] = set()
+        """Nodes of that backward which are linear in the incoming gradient."""
+        if together and facts.kind is GraphKind.JOINT:
+            self._run_early()
 
     def _follow(self) -> None:
         """Follow rows and columns through all that reads them."""
@@ -310,15 +320,20 @@ class Region:
             raise RefusedError(f"not known to treat rows apart: {name} ({target or facts.ops[row]})")
         pairs = [(labels, digit) for labels, digit in zip(dims.reads, known, strict=True) if digit is not None]
         pairs += [] if result is None else [(dims.makes[0], result)]
-        found = {(labels[digit.dim], digit.outer, digit.size, digit.inner) for labels, digit in pairs}
+        found = {(labels[digit.dim], digit.outer, digit.size, digit.inner, digit.first) for labels, digit in pairs}
         if len(found) != 1:
             raise RefusedError(f"mixes rows: {name}")
-        ((label, outer, size, inner),) = found
+        ((label, *part),) = found
+        if label in dims.mixed and result is None:
+            digit = next(each for each in known if each is not None)
+            here = of_rows.shifted(target, arguments, digit, facts.shapes[row] or ())
+            if here is not None and 0 <= here.first <= self.size - here.size:
+                return [digit if label in labels else here for labels in dims.reads], [here], dims
         if label in dims.mixed or label == of_rows.NONE:
             raise RefusedError(f"mixes rows: {name}")
 
         def place(labels: Sequence[int]) -> RowDim | None:
-            return RowDim(labels.index(label), outer, size, inner) if label in labels else None
+            return RowDim(labels.index(label), *part) if label in labels else None
 
         made = [place(labels) for labels in dims.makes]
         if label in dims.summed and target in _BIASED:
@@ -414,6 +429,37 @@ class Region:
                 reader = next(each for each in facts.users[row] if each not in inner)
                 raise RefusedError(f"{facts.names[reader]} reads all of {facts.names[row]}")
 
+    def _run_early(self) -> None:
+        """Find what the backward needs to run beside the forward, with 1 in place of the incoming gradient. Raises
+        :class:`RefusedError` unless all that it returns is linear in that."""
+        facts, tangents, wanted = self.facts, self.tangents, set[int]()
+        for row in range(self.order[-1], -1, -1):
+            if facts.input_kinds[row] == InputKind.TANGENT and row in wanted:
+                tangents.append(row)
+            elif row in self.members or (row in wanted and facts.phases[row] == Phase.BACKWARD):
+                wanted.update(facts.inputs[row])
+                if row not in self.members:
+                    self.early.append(row)
+        self.early.reverse()
+        early = frozenset(self.early)
+        if len(tangents) != 1 or facts.shapes[tangents[0]] != ():
+            raise RefusedError(f"{counted(len(tangents), 'incoming gradient')}, not that of one number")
+        self.scaled.update(tangents)
+        for row in sorted((*self.early, *self.members)):
+            read = list(tensors(facts.arguments[row])) or list(facts.inputs[row])
+            if row in early and facts.flags[row] & (Flag.COMPUTE | sum(_CANNOT)):
+                raise RefusedError(f"its backward needs {facts.names[row]}")
+            if self.scaled.isdisjoint(read):
+                continue
+            scaled, zero = [each in self.scaled for each in read], [_is_zero(facts, each) for each in read]
+            if not of_rows.is_linear(facts.targets[row], facts.arguments[row], scaled, zero):
+                raise RefusedError(f"not known to be linear in the incoming gradient: {facts.names[row]}")
+            if facts.dtypes[row] == "float16":
+                raise RefusedError("float16 needs the scale of the loss in its backward")
+            self.scaled.add(row)
+        if any(facts.phases[row] == Phase.BACKWARD for row in self.hoisted):
+            raise RefusedError("its backward reads sizes of it")
+
     def is_read_outside(self, row: int) -> bool:
         inner = self.members
         return any(each not in inner and each not in self.hoisted for each in self.facts.users[row])
@@ -449,7 +495,9 @@ class _Half:
     """The members of a region that one edit writes anew."""
 
     order: list[int]
-    is_forward: bool
+    anchor: int
+    """The member before which it is put."""
+    is_forward: bool = False
     cuts: dict[tuple[Placed, int], Node] = field(factory=dict)
     instead: dict[int, str] = field(factory=dict)
 
@@ -457,11 +505,15 @@ class _Half:
 class _Writer:
     """Writes a region as slices."""
 
-    def __init__(self, planner: Chunks, region: Region, count: int) -> None:
+    def __init__(self, planner: Chunks, region: Region, count: int, apart: str) -> None:
         self.planner, self.region, self.facts = planner, region, planner.facts
         self.new = NewNodes(planner.setting, "chunk")
         least, more = divmod(region.size, count)
         self.sizes = [least + (at < more) for at in range(count)]
+        self.slices = [range(stop - rows, stop) for rows, stop in zip(self.sizes, accumulate(self.sizes), strict=True)]
+        self.why_apart = apart
+        self.early: dict[int, Node] = {}
+        """Nodes of the backward that lead to a backward beside its forward, as they are there."""
         self.made: dict[tuple[int, int], Node] = {}
         self.sums: dict[int, Node] = {}
         self.weights: dict[int, Node] = {}
@@ -469,58 +521,90 @@ class _Writer:
 
     def edits(self) -> list[Edit]:
         region, facts, planner = self.region, self.facts, self.planner
-        halves = [_Half(region.order, False)]
+        halves = [_Half(region.order, self._anchor())]
         if not region.together:
             sides = {True: list[int](), False: list[int]()}
             for row in region.order:
                 sides[facts.phases[row] == Phase.FORWARD].append(row)
-            halves = [_Half(order, is_forward) for is_forward, order in sides.items() if order]
+            halves = [_Half(order, order[-1], is_forward) for is_forward, order in sides.items() if order]
         apart, starts = [row for row in region.hoisted if row not in planner.apart], list[int]()
         for row in apart:
             starts.append(len(self.new.made))
             planner.apart[row] = self._hoist(row)
         for half in halves:
             starts.append(len(self.new.made))
+            for row in (*region.tangents, *region.early):
+                self.early[row] = self._run_early(row)
             self._write(half)
+        kept = {row: name for row, name in halves[0].instead.items() if row in region.scaled}
+        self.strides = {each.name: each.stride for each in self.new.made}
+        for row in kept:
+            starts.append(len(self.new.made))
+            halves[0].instead[row] = self._scaled(row, kept[row]).name
         parts = iter([self.new.made[first:last] for first, last in pairwise([*starts, len(self.new.made)])])
         self.new.take_names()
         proof = Proof(0, (), claim=self._claim(), exact=not self._split(region.order))
         found = []
         for row in apart:  # the weights of targets before the loss, whose result they divide
-            place = facts.inputs[row][0] if facts.targets[row] == GETITEM else row
+            place = min(facts.inputs[row][0] if facts.targets[row] == GETITEM else row, halves[0].anchor)
             found.append(
                 planner.edit((), (), place, next(parts), {row: planner.apart[row].name}, (row,), proof, goes_on=True)
             )
         for half in halves:
-            exits, is_first = set(half.instead.values()), half.is_forward and len(halves) > 1
-            nodes = [evolve(each, inside=is_first and each.name not in exits) for each in next(parts)]
+            exits = dict.fromkeys(half.instead.values()) | dict.fromkeys(kept.values(), Action.SAVE)
+            inside = Action.RECOMPUTE if half.is_forward and len(halves) > 1 else None
+            nodes = [evolve(each, action=exits.get(each.name, inside)) for each in next(parts)]
             sources = planner.names_of(sorted({row for (row, _), _ in half.cuts}))
             found.append(
                 planner.edit(
                     (),
                     sources,
-                    half.order[-1],
+                    half.anchor,
                     nodes,
-                    half.instead,
-                    region.order if half is halves[-1] else (),
+                    {row: name for row, name in half.instead.items() if row not in kept},
+                    self._dead() if half is halves[-1] and not kept else (),
                     proof,
-                    behind=planner.names_of(self._behind(half)),
-                    note=self._note() if half is halves[0] else "",
+                    behind=planner.names_of(self._behind(half, kept)),
+                    note=self._note(kept) if half is halves[0] else "",
                     goes_on=half is not halves[0],
                     split_sums=self._split(half.order),
                 )
             )
+        for row in kept:
+            dead = self._dead() if row == max(kept) else ()
+            instead = {row: halves[0].instead[row]}
+            found.append(planner.edit((), (), row, next(parts), instead, dead, proof, goes_on=True))
         return found
+
+    def _anchor(self) -> int:
+        """Before which member the slices are put: in a joint graph as soon as what they read is there."""
+        region, facts = self.region, self.facts
+        if not region.scaled:
+            return region.order[-1]
+        read = (each for row in (*region.early, *region.order) for each in facts.inputs[row])
+        inner = region.members.union(region.early, region.hoisted)
+        last = max((row for row in read if row not in inner), default=0)
+        return next(row for row in region.order if row > last)
+
+    def _dead(self) -> list[int]:
+        """The members, and what led to them alone."""
+        region, dead = self.region, set(self.region.members)
+        dead.update(row for row in reversed(region.early) if dead.issuperset(self.facts.users[row]))
+        return sorted(dead)
 
     def _split(self, rows: Iterable[int]) -> tuple[str, ...]:
         facts, found = self.facts, [row for row in rows if self.region.is_sum(row)]
         return self.planner.names_of(facts.owners[row] for row in found)
 
-    def _note(self) -> str:
+    def _note(self, kept: Collection[int]) -> str:
         region, sizes = self.region, self.sizes
         rows = f"{max(sizes):,}" if len(set(sizes)) == 1 else f"{max(sizes):,} or {min(sizes):,}"
         names = self._split(region.order)
         said = f"{len(sizes)} slices of {rows} of {region.size:,} rows from {self.facts.names[region.head]} on"
+        if kept:
+            said += f"; {counted(len(kept), 'gradient')} made in the forward, and scaled when that of the loss comes"
+        elif self.why_apart:
+            said += f"; the backward computes them again ({self.why_apart})"
         if not names:
             return f"{said}; no sum is split, so no bit differs"
         verb = "is" if len(names) == 1 else "are"
@@ -533,11 +617,11 @@ class _Writer:
         calls = [(facts.targets[row], facts.shapes[row]) for row in self.region.order]
         return sha256(repr((calls, self.sizes)).encode()).hexdigest()[:32]
 
-    def _behind(self, half: _Half) -> list[int]:
-        """The nodes that read what the half makes, and come before its last node."""
-        facts, found = self.facts, set(half.instead)
+    def _behind(self, half: _Half, kept: Collection[int]) -> list[int]:
+        """The nodes that read what the half makes, and come before it."""
+        facts, found = self.facts, set(half.instead).difference(kept)
         inner = self.region.members | set(self.region.hoisted)
-        for row in range(half.order[0], half.order[-1]):
+        for row in range(half.order[0], half.anchor):
             if row not in inner and not found.isdisjoint(facts.inputs[row]):
                 found.add(row)
         return sorted(found.difference(inner))
@@ -557,7 +641,9 @@ class _Writer:
         self, target: str, arguments: tuple[Any, ...], shape: Sequence[int], like: int, of: int, **more: Any
     ) -> Node:
         """``of``: the node that has its dtype."""
-        stride = more.pop("stride", None) or contiguous(shape)
+        stride, region = more.pop("stride", None) or contiguous(shape), self.region
+        if region.scaled and not more.pop("late", False) and self.facts.phases[like] == Phase.BACKWARD:
+            like = region.head
         dtype, device = self.facts.dtypes[of], self.facts.devices[of]
         node = self.new.add(target, arguments, shape, stride, like)
         self.new.made[-1] = evolve(self.new.made[-1], **{"dtype": dtype, "device": device, **more})
@@ -565,16 +651,11 @@ class _Writer:
 
     def _call(self, half: _Half, row: int, at: int) -> None:
         """One member on one slice."""
-        facts, region, rows = self.facts, self.region, self.sizes[at]
+        facts, region, rows = self.facts, self.region, self.slices[at]
         target, arguments, name = facts.targets[row], facts.arguments[row], facts.names[row]
         places = iter(region.reads[row])
 
-        def placed(value: Any) -> Any:
-            if isinstance(value, Ref):
-                return self._read(half, value.row, next(places), at, row)
-            return tuple([placed(part) for part in value]) if isinstance(value, tuple) else value
-
-        given = placed(arguments)
+        given = _with(arguments, lambda source: self._read(half, source, next(places), at, row))
         digit, dims, shape = region.rows[row][0], region.dims.get(row), facts.shapes[row]
         short = shape
         if shape is not None and digit is not None:
@@ -585,7 +666,16 @@ class _Writer:
             given = (*given[: dims.sizes], short, *given[dims.sizes + 1 :])
         if target == NLL and given[3]:
             given = (*given[:3], _SUM, *given[4:])
-        more = {"call": name, "share": (rows, region.size), "stride": _stride(facts, row, short)}
+        cut = next((each for each in (*region.reads[row][::-1], digit) if each is not None), None)
+        if target in SHIFTS and digit is not None and cut is not None and cut != digit:
+            narrow, wide = (digit, cut) if target == SLICE else (cut, digit)
+            start = narrow.of(rows).start + narrow.first - wide.of(rows).start - wide.first
+            at_dim = SHIFTS[target] + 1
+            given = (*given[:at_dim], start, start + len(narrow.of(rows)), 1)
+        share = (len(rows), region.size) if cut is None else (len(cut.of(rows)), cut.size)
+        if not share[0]:
+            raise RefusedError(f"slice {at + 1} has no row of {name}: cut into fewer")
+        more = {"call": name, "share": share, "stride": _stride(facts, row, short)}
         before = self.sums.get(row)
         is_sum = region.is_sum(row)
         if is_sum and before is not None and target == _MM:
@@ -594,18 +684,18 @@ class _Writer:
         node = self._add(target, given, short or (), row, row, **more)
         if is_sum:
             if dims is not None and dims.is_mean:
-                node = self._add(_SCALE, (node, rows / region.size), short or (), row, row)
+                node = self._add(_SCALE, (node, share[0] / share[1]), short or (), row, row)
             if before is not None:
                 node = self._add(_ADD, (before, node, 1), short or (), row, row)
             self.sums[row] = node
         self.made[row, at] = node
 
     def _read(self, half: _Half, source: int, digit: RowDim | None, at: int, reader: int) -> Node:
-        facts, region = self.facts, self.region
+        region = self.region
         if source in region.members:
             return self.made[source, at]
         if digit is None:
-            return self.planner.apart.get(source, Node(facts.names[source]))
+            return self._whole(source)
         key = (source, digit), at
         if key not in half.cuts:
             half.cuts[key] = self._slice(source, digit, at, reader)
@@ -616,15 +706,15 @@ class _Writer:
         shape, stride = facts.shapes[source] or (), facts.strides[source]
         if stride is None:
             raise RefusedError(f"sizes not fixed: {name}")
-        start, rows, dim, value = sum(self.sizes[:at]), self.sizes[at], digit.dim, Node(name)
-        short, inner = (*shape[:dim], digit.length(rows), *shape[dim + 1 :]), digit.inner
+        own, dim, value = digit.of(self.slices[at]), digit.dim, self._whole(source)
+        short, inner = (*shape[:dim], digit.length(self.slices[at]), *shape[dim + 1 :]), digit.inner
         cut = short
         if digit.outer > 1:
             step = digit.size * digit.inner
             stride = (*stride[:dim], stride[dim] * step, *stride[dim:])
-            parted, cut = _parted(shape, digit, digit.size), _parted(shape, digit, rows)
+            parted, cut = _parted(shape, digit, digit.size), _parted(shape, digit, len(own))
             value, dim = self._add(VIEW, (value, parted), parted, like, source, stride=stride), dim + 1
-        bounds = (dim, start * inner, (start + rows) * inner, 1)
+        bounds = (dim, own.start * inner, own.stop * inner, 1)
         value = self._add(SLICE, (value, *bounds), cut, like, source, stride=stride)
         if prod(cut[:dim]) > 1:
             value = self._add(CLONE, (value, "contiguous_format"), cut, like, source)
@@ -642,12 +732,32 @@ class _Writer:
         slices = [self.made[row, at] for at in range(len(self.sizes))]
         if digit.outer == 1:
             return self._add(CAT, (tuple(slices), digit.dim), shape, row, row)
-        parts = [_parted(shape, digit, rows) for rows in self.sizes]
+        parts = [_parted(shape, digit, len(digit.of(rows))) for rows in self.slices]
         slices = [self._add(VIEW, (each, part), part, row, row) for each, part in zip(slices, parts, strict=True)]
         whole = _parted(shape, digit, digit.size)
         return self._add(
             VIEW, (self._add(CAT, (tuple(slices), digit.dim + 1), whole, row, row), shape), shape, row, row
         )
+
+    def _whole(self, source: int) -> Node:
+        """A value of which nothing is cut."""
+        return self.early.get(source) or self.planner.apart.get(source) or Node(self.facts.names[source])
+
+    def _run_early(self, row: int) -> Node:
+        """What leads from an incoming gradient of 1 to the region."""
+        facts, dtype, more = self.facts, self.facts.dtypes[row], {"call": self.facts.names[row]}
+        if row in self.region.tangents:
+            return self._add(_FULL, ((), 1, dtype, None, facts.devices[row], None), (), row, row)
+        given = _with(facts.arguments[row], self._whole)
+        return self._add(
+            facts.targets[row], given, facts.shapes[row] or (), row, row, stride=facts.strides[row], **more
+        )
+
+    def _scaled(self, row: int, kept: str) -> Node:
+        """A gradient that was made with 1 in place of the incoming one, which is there now."""
+        facts, shape = self.facts, self.facts.shapes[row] or ()
+        given, stride = (Node(kept), Node(facts.names[self.region.tangents[0]])), self.strides[kept]
+        return self._add(_MUL, given, shape, row, row, late=True, stride=stride)
 
     def _hoist(self, row: int) -> Node:
         """What does not depend on any slice: a value of which only the shape is read, and the weights of targets."""
@@ -682,6 +792,19 @@ def tensors(value: Any) -> Iterator[int]:
     elif isinstance(value, tuple):
         for part in value:
             yield from tensors(part)
+
+
+def _with(value: Any, put: Callable[[int], Node]) -> Any:
+    """Arguments with other nodes in the places of theirs."""
+    if isinstance(value, Ref):
+        return put(value.row)
+    return tuple([_with(part, put) for part in value]) if isinstance(value, tuple) else value
+
+
+def _is_zero(facts: Facts, row: int) -> bool:
+    """True for a tensor of nothing but zeros."""
+    name, arguments = facts.targets[row].rpartition(".")[0], facts.arguments[row]
+    return "zeros" in name or (name in ("aten.full", "aten.full_like") and arguments[1] == 0)
 
 
 def _parted(shape: tuple[int, ...], digit: RowDim, rows: int) -> tuple[int, ...]:
