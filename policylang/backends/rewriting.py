@@ -168,10 +168,10 @@ class _GraphEditor:
                 made = torch.device(value)
             elif isinstance(value, str) and "int" in kind:  # a dtype, a layout or a memory format
                 made = getattr(torch, value)
-            if given.kwarg_only:
-                kwargs[given.name] = made
-            else:
+            if not given.kwarg_only:
                 args.append(made)
+            elif value != given.default_value:  # Inductor's lowerings do not take all that a schema lists
+                kwargs[given.name] = made
         return tuple(args), kwargs
 
     def _argument(self, planned: Any) -> Any:

@@ -88,7 +88,7 @@ _POINTWISE = frozenset(
         "elu_backward", "hardswish_backward", "hardsigmoid_backward", "mish_backward", "nan_to_num",
         "hardtanh_backward",
     )
-) | {"prims.convert_element_type"}  # fmt: skip
+) | {"prims.convert_element_type", "prims.fma"}  # fmt: skip
 SHIFTS = {"aten.slice.Tensor": 1, "aten.slice_backward.default": 2, "aten.slice_scatter.default": 2}
 """Operators that take a range of a dimension out, or put it in its place; the place of the dimension."""
 
@@ -149,9 +149,9 @@ _OTHERS = frozenset(
             "scatter",
         ),
         *("scatter_add", "index_select", "embedding", "nll_loss_forward", "nll_loss_backward", "split"),
-        *("split_with_sizes", "native_layer_norm", "native_layer_norm_backward", "topk", "sort"),
+        *("split_with_sizes", "native_layer_norm", "native_layer_norm_backward", "topk", "sort", "scalar_tensor"),
     )
-)
+) | {"prims.iota"}
 _KNOWN = (
     _POINTWISE | _CREATING | _CREATING_LIKE | {name.rpartition(".")[0] for name in _REDUCING} | _ALONG.keys() | _VIEWS
     | _LOSSES | _LOSSES_BACK | _OTHERS
@@ -186,6 +186,8 @@ def is_linear(target: str, arguments: tuple[Any, ...], scaled: Sequence[bool], z
     match name:
         case "aten.add" | "aten.sub":
             return len(scaled) == 2 and all(homogeneous)
+        case "prims.fma":
+            return sum(scaled[:2]) == 1 and homogeneous[2]
         case "aten.where":
             return not scaled[0] and len(scaled) == 3 and all(homogeneous[1:])
         case "aten.slice_scatter":
@@ -240,7 +242,7 @@ def _dims(
     if name in _CREATING_LIKE:
         assert shape is not None
         return Dims(((NONE,) * len(shapes[0]),), (_all(shape),), sizes=1)
-    x = _all(shapes[0])
+    x = _all(shapes[0] if shapes else ())
     if target in _REDUCING:
         return _reduction(target, arguments, x)
     if name in _ALONG:
@@ -252,6 +254,10 @@ def _dims(
     match name.removeprefix("aten."):
         case "mm":
             return Dims(((0, 2), (2, 1)), ((0, 1),), summed=frozenset((2,)))
+        case "prims.iota":
+            return Dims((), ((0,),), mixed=frozenset((0,)))
+        case "scalar_tensor":
+            return Dims((), ((),))
         case "mv":
             return Dims(((0, 2), (2,)), ((0,),), summed=frozenset((2,)))
         case "bmm":

@@ -320,16 +320,61 @@ def test_a_joint_graph_gives_the_same(loss: Loss, lead: tuple[int, ...], text: s
     whole, data = model(mlp=SwiGlu()), batch(*lead)
     cut = copy.deepcopy(whole)
 
-    def gradients(m: nn.Module, call: Loss, scale: float) -> tuple[Tensor, dict[str, Tensor]]:
-        found = call(m, *data)
-        (found * scale).backward()
-        return found.detach(), {name: each.grad for name, each in m.named_parameters() if each.grad is not None}
-
     torch._dynamo.reset()
     compiled = torch.compile(loss, backend=policylang.backend(policylang.parse(text), inner="aot_eager"))
-    compare(gradients(whole, loss, 3.0), gradients(cut, compiled, 3.0), 1e-12)
+    compare(gradients(whole, loss, data, 3.0), gradients(cut, compiled, data, 3.0), 1e-12)
     report = policylang.report(compiled)
     assert report.rewrites[0].done == 1
+    early = any("made in the forward, scaled when that of the loss comes" in note for note in report.rewrites[0].notes)
+    assert early is (text.startswith("chunk loss") and loss is not preference)
+
+
+def gradients(
+    m: nn.Module, call: Loss, data: tuple[Tensor, Tensor], scale: float, backwards: int = 1
+) -> tuple[Tensor, dict[str, Tensor]]:
+    found = call(m, *data)
+    for at in range(backwards):
+        (found * scale).sum().backward(retain_graph=at + 1 < backwards)
+    return found.detach(), {name: each.grad for name, each in m.named_parameters() if each.grad is not None}
+
+
+def test_a_backward_beside_its_forward_keeps_bits_and_serves_more_than_once() -> None:
+    """The incoming gradient is a power of two: to scale by it afterwards rounds nothing."""
+    for scale, backwards in ((1.0, 1), (0.25, 2)):
+        whole, data = model(), batch()
+        cut = copy.deepcopy(whole)
+        torch._dynamo.reset()
+        compiled = torch.compile(
+            cross_entropy, backend=policylang.backend(policylang.parse("chunk loss into 3"), inner="aot_eager")
+        )
+        found = gradients(cut, compiled, data, scale, backwards)[1]
+        want = gradients(whole, cross_entropy, data, scale, backwards)[1]
+        assert torch.equal(found["stem.weight"], want["stem.weight"])  # from the gradient of the hidden state
+
+
+def two_losses(m: nn.Module, x: Tensor, labels: Tensor) -> Any:
+    logits = m(x)
+    return F.cross_entropy(logits, labels), 1e-2 * logits.logsumexp(-1).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "dtype", "why"),
+    [
+        (preference, torch.float64, "sum_1 is a sum over all rows, and "),
+        (cross_entropy, torch.float16, "float16 needs the scale of the loss in its backward"),
+        (two_losses, torch.float64, "2 incoming gradients, not that of one number"),
+    ],
+    ids=("preference", "float16", "two losses"),
+)
+def test_where_the_backward_cannot_run_beside_its_forward_the_plan_says_why(
+    loss: Loss, dtype: torch.dtype, why: str
+) -> None:
+    torch._dynamo.reset()
+    m, (x, labels) = model().to(dtype), batch()
+    compiled = torch.compile(loss, backend=policylang.backend(policylang.parse("chunk loss into 3"), inner="aot_eager"))
+    loss_of = compiled(m, x.to(dtype), labels)
+    (loss_of if isinstance(loss_of, Tensor) else loss_of[0] - loss_of[1]).backward()
+    assert any(f"; the backward computes them again ({why}" in n for n in policylang.report(compiled).rewrites[0].notes)
 
 
 _UNARY = ("tanh", "exp", "sin", "sigmoid", "softmax", "log_softmax", "relu", "square")

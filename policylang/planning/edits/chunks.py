@@ -148,7 +148,8 @@ class Chunks(EditPlanner[Chunk]):
                     count = asked.slices or region.count(int(asked.size.value))  # type: ignore[union-attr]
                     if count > rows.size:
                         raise RefusedError(f"{rows.size:,} rows cannot be cut into {count:,} slices")
-                    edits = _Writer(self, region, count, found[0][1].reason if found else "").edits()
+                    apart = next((why.reason for size, why in found if size == rows.size), "")
+                    edits = _Writer(self, region, count, apart).edits()
                 except RefusedError as why:
                     found.append((rows.size, why))
                     continue
@@ -447,9 +448,11 @@ class Region:
         self.scaled.update(tangents)
         for row in sorted((*self.early, *self.members)):
             read = list(tensors(facts.arguments[row])) or list(facts.inputs[row])
-            if row in early and facts.flags[row] & (Flag.COMPUTE | sum(_CANNOT)):
+            cannot = facts.flags[row] & (Flag.COMPUTE | sum(_CANNOT)) or not of_rows.is_known(facts.targets[row])
+            if row in early and cannot:
                 raise RefusedError(f"its backward needs {facts.names[row]}")
-            if self.scaled.isdisjoint(read):
+            reads_none = facts.targets[row] in LIKE or of_rows.reads_dtype_alone(facts.targets[row])
+            if self.scaled.isdisjoint(read) or reads_none:
                 continue
             scaled, zero = [each in self.scaled for each in read], [_is_zero(facts, each) for each in read]
             if not of_rows.is_linear(facts.targets[row], facts.arguments[row], scaled, zero):
@@ -602,7 +605,7 @@ class _Writer:
         names = self._split(region.order)
         said = f"{len(sizes)} slices of {rows} of {region.size:,} rows from {self.facts.names[region.head]} on"
         if kept:
-            said += f"; {counted(len(kept), 'gradient')} made in the forward, and scaled when that of the loss comes"
+            said += f"; {counted(len(kept), 'gradient')} made in the forward, scaled when that of the loss comes"
         elif self.why_apart:
             said += f"; the backward computes them again ({self.why_apart})"
         if not names:
@@ -804,7 +807,8 @@ def _with(value: Any, put: Callable[[int], Node]) -> Any:
 def _is_zero(facts: Facts, row: int) -> bool:
     """True for a tensor of nothing but zeros."""
     name, arguments = facts.targets[row].rpartition(".")[0], facts.arguments[row]
-    return "zeros" in name or (name in ("aten.full", "aten.full_like") and arguments[1] == 0)
+    value = {"aten.full": 1, "aten.full_like": 1, "aten.scalar_tensor": 0}.get(name)
+    return "zeros" in name or (value is not None and arguments[value] == 0)
 
 
 def _parted(shape: tuple[int, ...], digit: RowDim, rows: int) -> tuple[int, ...]:
