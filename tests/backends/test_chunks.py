@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from policylang.graph.collect import collect
 from policylang.planning.capabilities import EAGER, FLAT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
+from tests.support.architectures import ENDS, EVERY, GROUPED
 
 ROWS, WIDTH, VOCABULARY = 12, 8, 40
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -375,6 +377,53 @@ def test_where_the_backward_cannot_run_beside_its_forward_the_plan_says_why(
     loss_of = compiled(m, x.to(dtype), labels)
     (loss_of if isinstance(loss_of, Tensor) else loss_of[0] - loss_of[1]).backward()
     assert any(f"; the backward computes them again ({why}" in n for n in policylang.report(compiled).rewrites[0].notes)
+
+
+HEADS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "GPT2": ("LMHeadModel", {}, "graph break"), "Granite": ("ForCausalLM", {"logits_scaling": 8.0}, ""),
+    "Bert": ("ForSequenceClassification", {}, ""), "Llama": ("ForCausalLM", {}, ""), "Gemma2": ("ForCausalLM", {}, ""),
+    "Phi": ("ForCausalLM", {}, ""), "Qwen3Moe": ("ForCausalLM", {}, "graph break"), "Mamba": ("ForCausalLM", {}, ""),
+    "T5": ("ForConditionalGeneration", {"dropout_rate": 0.0}, ""), "Qwen3": ("ForCausalLM", {}, ""),
+    "Cohere": ("ForCausalLM", {**GROUPED, **ENDS}, ""), "ViT": ("ForImageClassification", {"num_labels": 7}, ""),
+}  # fmt: skip
+"""By model: what it ends in, its settings, and what becomes of it under ``torch.compile``."""
+SLOW_HEADS = [pytest.param(name, marks=pytest.mark.slow) for name in list(HEADS)[3:]]
+
+
+@pytest.mark.parametrize("name", [*list(HEADS)[:3], *SLOW_HEADS])
+def test_heads_of_hugging_face(name: str) -> None:
+    """Tied, soft-capped, scaled and biased heads, experts with a loss of their router, classifiers of words and images;
+    the loss in float64."""
+    ending, settings, broken = HEADS[name]
+    config = getattr(transformers, f"{name}Config")(**{**EVERY.get(name, ("", {}))[1], **settings})
+    for key in ("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "dropout_rate"):
+        setattr(config, key, 0.0)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    torch.manual_seed(0)
+    whole = getattr(transformers, name + ending)(config).double().train()
+    words = torch.randint(3, 60, (2, 8))
+
+    def loss(m: Any, words: Tensor, labels: Tensor) -> Tensor:
+        given = {"labels": labels, "pixel_values" if name == "ViT" else "input_ids": words}
+        output = m(**given)
+        found = F.cross_entropy(output.logits.flatten(0, -2), labels.flatten())
+        return found if getattr(output, "aux_loss", None) is None else found + 0.1 * output.aux_loss
+
+    data = (words, words)
+    if "Classification" in ending:
+        data = torch.randn(6, 3, 16, 16).double() if name == "ViT" else words.repeat(3, 1), torch.randint(2, (6,))
+    check(whole, loss, data, "chunk loss into 3")
+    if name in list(HEADS)[:3]:
+        return
+    cut = copy.deepcopy(whole)
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend=policylang.backend(policylang.parse("chunk loss into 3"), inner="aot_eager"))
+    if broken:
+        with pytest.raises(PolicyMatchError, match="finds nothing to cut in any of the "):
+            gradients(cut, compiled, data, 4.0)
+        return
+    compare(gradients(whole, loss, data, 4.0), gradients(cut, compiled, data, 4.0), 1e-12)
+    assert "made in the forward" in " ".join(policylang.report(compiled).rewrites[0].notes)
 
 
 _UNARY = ("tanh", "exp", "sin", "sigmoid", "softmax", "log_softmax", "relu", "square")
