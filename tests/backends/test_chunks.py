@@ -117,6 +117,11 @@ def preference(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     return -F.logsigmoid(logps[:half].sum() - logps[half:].sum())
 
 
+def weighed(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """Each class by how often it comes; labels that are ignored count for none."""
+    return F.cross_entropy(flat(m(x)), labels.flatten(), weight=x.new_ones(VOCABULARY).cumsum(0))
+
+
 def shifted(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     """Logits of all tokens but the last, as older trainers take them."""
     dim = -2 if x.ndim > 2 else 0
@@ -131,7 +136,7 @@ def last_shifted(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
 
 
 LOSSES: list[Loss] = [cross_entropy, scaled, z_loss, capped, smoothed, summed, per_token, entropy, squares]
-SHIFTED: list[Loss] = [shifted, last_shifted]
+SHIFTED: list[Loss] = [shifted, last_shifted, weighed]
 
 
 def step_of(m: nn.Module, loss: Loss, data: tuple[Tensor, Tensor]) -> policylang.TracedStep:
@@ -240,7 +245,6 @@ REFUSED: dict[str, tuple[Loss, str]] = {
         lambda m, x, y: (lambda logits: F.cross_entropy(logits, y) + torch.linalg.svdvals(logits).sum())(m(x)),
         "not known to treat rows apart: ",
     ),
-    "class weights": (lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.ones(40).double()), "weighs classes: "),
 }
 
 
@@ -279,6 +283,13 @@ def test_in_eager_it_is_refused_by_name() -> None:
     assert found.message == "`chunk loss into 3` cuts a graph, which an eager checkpoint cannot do"
 
 
+def test_sizes_that_are_not_fixed_are_refused() -> None:
+    torch._dynamo.reset()
+    backend = policylang.backend(policylang.parse("chunk loss into 3"), inner="aot_eager")
+    with pytest.raises(PolicyMatchError, match="sizes not fixed: mm"):
+        torch.compile(cross_entropy, backend=backend, dynamic=True)(model(), *batch()).backward()
+
+
 def test_two_products_of_one_head_are_two_regions() -> None:
     def both(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
         other = m.stem(x).sin()
@@ -312,7 +323,7 @@ def test_a_distilled_head_is_cut_with_its_teacher() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [cross_entropy, z_loss, capped, per_token, preference, shifted], ids=lambda each: each.__name__
+    "loss", [cross_entropy, z_loss, capped, per_token, preference, shifted, weighed], ids=lambda each: each.__name__
 )
 @pytest.mark.parametrize("lead", [(ROWS,), (2, 6)], ids=str)
 @pytest.mark.parametrize(

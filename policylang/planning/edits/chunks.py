@@ -777,12 +777,14 @@ class _Writer:
         if loss in self.weights:
             return self.weights[loss]
         _, target, weight, _, ignored = facts.arguments[loss]
-        if weight is not None:
-            raise RefusedError(f"weighs classes: {facts.names[loss]}")
         if target.row in self.region.members or target.row in self.region.stuck:
             raise RefusedError(f"its targets depend on it: {facts.names[loss]}")
         shape, labels = facts.shapes[target.row] or (), Node(facts.names[target.row])
         kept = self._add("aten.ne.Scalar", (labels, ignored), shape, row, row, dtype="bool")
+        if weight is not None:  # of the classes
+            labels = self._add(_MUL, (labels, kept), shape, row, target.row)
+            picked = self._add("aten.index_select.default", (self._whole(weight.row), 0, labels), shape, row, row)
+            kept = self._add(_MUL, (picked, kept), shape, row, row)
         found = self._add("aten.sum.default", (kept, facts.dtypes[row]), (), row, row)
         self.weights[loss] = found
         return found
