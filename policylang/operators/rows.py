@@ -77,10 +77,10 @@ _POINTWISE = frozenset(
     for name in (
         "abs", "acos", "add", "addcdiv", "addcmul", "alias", "asin", "atan", "atan2", "bitwise_and", "bitwise_not",
         "bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "copysign", "cos",
-        "cosh", "detach", "div", "elu", "empty_like", "eq", "erf", "erfc", "exp", "exp2", "expm1", "floor",
+        "cosh", "detach", "div", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "floor",
         "floor_divide", "fmod", "frac", "full_like", "ge", "gelu", "gelu_backward", "gt", "hardsigmoid", "hardswish",
-        "hardtanh", "isfinite", "isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "lerp", "lift_fresh",
-        "log", "log10", "log1p", "log2", "log_sigmoid", "logaddexp", "logical_and", "logical_not", "logical_or",
+        "hardtanh", "isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "lerp", "lift_fresh",
+        "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or",
         "logical_xor", "logit", "lt", "masked_fill", "maximum", "minimum", "mish", "mul", "ne", "neg", "ones_like",
         "pow", "reciprocal", "relu", "remainder", "round", "rsqrt", "rsub", "sigmoid", "sigmoid_backward", "sign",
         "silu", "silu_backward", "sin", "sinh", "softplus", "softplus_backward", "sqrt", "square", "sub", "tan",
@@ -131,7 +131,7 @@ RESIZED = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.defau
 _LOSSES = frozenset(
     ("aten.mse_loss", "aten.binary_cross_entropy_with_logits", "aten.smooth_l1_loss", "aten.huber_loss")
 )
-_LOSSES_BACK = frozenset(f"{name}_backward" for name in _LOSSES)
+_LOSSES_BACK = frozenset(f"{name}_backward" for name in _LOSSES if "entropy" not in name)
 NLL, NLL_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
 _OTHERS = frozenset(
     f"aten.{name}"
