@@ -2,8 +2,9 @@
 
 One head over a vocabulary and its cross entropy, forward and backward, under Inductor on a CPU: whole, with
 Inductor's ``auto_chunker`` where this torch has it, and under ``chunk loss into N``, which on a flat graph runs
-without Inductor as well. Peak is what the allocator had alive at most beyond what was there before, and beside it the
-peak of the plan; compile time is the first call.
+without Inductor as well; and TRL's chunked log-probabilities in eager, where TRL is installed (Liger's fused linear
+cross entropy is a Triton kernel, which a CPU does not run). Peak is what the allocator had alive at most beyond what
+was there before, and beside it the peak of the plan; compile time is the first call.
 
     python -m benchmarks.chunk --slices 8 --json benchmarks/results/chunk.json
 """
@@ -79,6 +80,20 @@ def main() -> None:
     if chunker is not None:
         with torch._inductor.config.patch({"auto_chunker.enable": True, "auto_chunker.num_chunk": asked.slices[0]}):
             add(f"inductor, auto_chunker, {asked.slices[0]}", training(torch.compile(loss_of)))
+    try:
+        from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+    except ImportError:
+        print("TRL is not installed: without its chunked log-probabilities")
+    else:
+
+        def by_trl(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+            stem, head = model[:-1], model[-1]  # type: ignore[index]
+            width = asked.vocabulary // asked.slices[0]
+            return -ChunkedLogProbFunction.apply(stem(x), head.weight, None, labels, 1.0, width, None, 1.0, ())[
+                0
+            ].mean()
+
+        add(f"eager, TRL, {asked.slices[0]}", training(by_trl))
     given = x.nbytes + labels.nbytes + sum(each.nbytes for each in model.parameters())
     for text in ("optional save convolution", *(f"chunk loss into {count}" for count in asked.slices)):
         name = "flat, " + ("whole" if "chunk" not in text else text)
