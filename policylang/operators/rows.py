@@ -72,23 +72,20 @@ def viewed(digit: RowDim, shape: Shape, other: Shape) -> RowDim | None:
     return None
 
 
-_POINTWISE = frozenset(
-    f"aten.{name}"
-    for name in (
-        "abs", "acos", "add", "addcdiv", "addcmul", "alias", "asin", "atan", "atan2", "bitwise_and", "bitwise_not",
-        "bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "copysign", "cos",
-        "cosh", "detach", "div", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "floor",
-        "floor_divide", "fmod", "frac", "full_like", "ge", "gelu", "gelu_backward", "gt", "hardsigmoid", "hardswish",
-        "hardtanh", "isinf", "isnan", "le", "leaky_relu", "leaky_relu_backward", "lerp", "lift_fresh",
-        "log", "log10", "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or",
-        "logical_xor", "logit", "lt", "masked_fill", "maximum", "minimum", "mish", "mul", "ne", "neg", "ones_like",
-        "pow", "reciprocal", "relu", "remainder", "round", "rsqrt", "rsub", "sigmoid", "sigmoid_backward", "sign",
-        "silu", "silu_backward", "sin", "sinh", "softplus", "softplus_backward", "sqrt", "square", "sub", "tan",
-        "tanh", "tanh_backward", "threshold_backward", "trunc", "where", "xlogy", "zeros_like", "_to_copy",
-        "elu_backward", "hardswish_backward", "hardsigmoid_backward", "mish_backward", "nan_to_num",
-        "hardtanh_backward",
-    )
-) | {"prims.convert_element_type", "prims.fma"}  # fmt: skip
+_POINTWISE_NAMES = (
+    "abs", "acos", "add", "addcdiv", "addcmul", "alias", "asin", "atan", "atan2", "bitwise_and", "bitwise_not",
+    "bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "copysign", "cos", "cosh",
+    "detach", "div", "elu", "empty_like", "eq", "erf", "erfc", "exp", "exp2", "expm1", "floor", "floor_divide", "fmod",
+    "frac", "full_like", "ge", "gelu", "gelu_backward", "gt", "hardsigmoid", "hardswish", "hardtanh", "isinf", "isnan",
+    "le", "leaky_relu", "leaky_relu_backward", "lerp", "lift_fresh", "log", "log10", "log1p", "log2", "logaddexp",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "lt", "masked_fill", "maximum", "minimum",
+    "mish", "mul", "ne", "neg", "ones_like", "pow", "reciprocal", "relu", "remainder", "round", "rsqrt", "rsub",
+    "sigmoid", "sigmoid_backward", "sign", "silu", "silu_backward", "sin", "sinh", "softplus", "softplus_backward",
+    "sqrt", "square", "sub", "tan", "tanh", "tanh_backward", "threshold_backward", "trunc", "where", "xlogy",
+    "zeros_like", "_to_copy", "elu_backward", "hardswish_backward", "hardsigmoid_backward", "mish_backward",
+    "nan_to_num", "hardtanh_backward",
+)  # fmt: skip
+_POINTWISE = {f"aten.{name}" for name in _POINTWISE_NAMES} | {"prims.convert_element_type", "prims.fma"}
 SHIFTS = {"aten.slice.Tensor": 1, "aten.slice_backward.default": 2, "aten.slice_scatter.default": 2}
 """Operators that take a range of a dimension out, or put it in its place; the place of the dimension."""
 
@@ -159,22 +156,18 @@ _KNOWN = (
 
 
 _ADDITIVE = frozenset(
-    f"aten.{name}"
-    for name in (
-        "add", "alias", "cat", "clone", "cumsum", "detach", "expand", "flip", "mean", "neg", "permute", "select",
-        "select_backward", "slice", "slice_backward", "split", "split_with_sizes", "squeeze", "sub", "sum", "t",
-        "transpose", "unsqueeze", "_to_copy",
+    f"aten.{name}" for name in (
+        "alias", "cat", "clone", "cumsum", "detach", "expand", "flip", "mean", "neg", "permute", "select", "_to_copy",
+        "select_backward", "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes", "squeeze", "sum",
+        "t", "transpose", "unsqueeze",
     )
 ) | {"prims.convert_element_type"} | _VIEWS  # fmt: skip
 _FIRST = frozenset(
-    f"aten.{name}_backward"
-    for name in (
-        "elu", "gelu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "nll_loss", "sigmoid", "silu",
-        "softplus", "tanh", "threshold",
+    f"aten.{name}" for name in (
+        *(each for each in _POINTWISE_NAMES if each.endswith("_backward")),
+        "div", "gather", "index_select", "nll_loss_backward", "_softmax_backward_data", "_log_softmax_backward_data",
     )
-) | {
-    f"aten.{name}" for name in ("div", "gather", "index_select", "_softmax_backward_data", "_log_softmax_backward_data")
-}  # fmt: skip
+)  # fmt: skip
 _EITHER = frozenset(("aten.mul", "aten.mm", "aten.bmm", "aten.mv"))
 
 
@@ -190,8 +183,6 @@ def is_linear(target: str, arguments: tuple[Any, ...], scaled: Sequence[bool], z
             return sum(scaled[:2]) == 1 and homogeneous[2]
         case "aten.where":
             return not scaled[0] and len(scaled) == 3 and all(homogeneous[1:])
-        case "aten.slice_scatter":
-            return all(homogeneous)
         case "aten.scatter" | "aten.scatter_add":
             return not scaled[1] and len(scaled) == 3 and homogeneous[0] and homogeneous[2]
         case "aten.masked_fill" | "aten.constant_pad_nd":

@@ -143,14 +143,16 @@ class Chunks(EditPlanner[Chunk]):
         module = "" if asked.to_loss else PathGlob(asked.module).outermost(self.facts.modules[head]) or ""
         for together in (True, False) if asked.to_loss and self.facts.kind in _WHOLE_STEPS else (False,):
             for rows in self._axes(head):
+                apart = dict(self.apart)
                 try:
                     region = Region(self.facts, head, rows, module, together=together)
                     count = asked.slices or region.count(int(asked.size.value))  # type: ignore[union-attr]
                     if count > rows.size:
                         raise RefusedError(f"{rows.size:,} rows cannot be cut into {count:,} slices")
-                    apart = next((why.reason for size, why in found if size == rows.size), "")
-                    edits = _Writer(self, region, count, apart).edits()
+                    before = next((why.reason for size, why in found if size == rows.size), "")
+                    edits = _Writer(self, region, count, before).edits()
                 except RefusedError as why:
+                    self.apart = apart
                     found.append((rows.size, why))
                     continue
                 self.taken.update(region.members)
@@ -433,30 +435,29 @@ class Region:
     def _run_early(self) -> None:
         """Find what the backward needs to run beside the forward, with 1 in place of the incoming gradient. Raises
         :class:`RefusedError` unless all that it returns is linear in that."""
-        facts, tangents, wanted = self.facts, self.tangents, set[int]()
+        facts, tangents, wanted, early = self.facts, self.tangents, set(self.members), set[int]()
         for row in range(self.order[-1], -1, -1):
-            if facts.input_kinds[row] == InputKind.TANGENT and row in wanted:
+            if row in wanted and facts.input_kinds[row] == InputKind.TANGENT:
                 tangents.append(row)
             elif row in self.members or (row in wanted and facts.phases[row] == Phase.BACKWARD):
                 wanted.update(facts.inputs[row])
-                if row not in self.members:
-                    self.early.append(row)
-        self.early.reverse()
-        early = frozenset(self.early)
+                early.add(row)
+        early -= self.members
+        self.early = sorted(early)
         if len(tangents) != 1 or facts.shapes[tangents[0]] != ():
             raise RefusedError(f"{counted(len(tangents), 'incoming gradient')}, not that of one number")
         self.scaled.update(tangents)
         for row in sorted((*self.early, *self.members)):
             read = list(tensors(facts.arguments[row])) or list(facts.inputs[row])
-            cannot = facts.flags[row] & (Flag.COMPUTE | sum(_CANNOT)) or not of_rows.is_known(facts.targets[row])
+            target, name = facts.targets[row], facts.names[row]
+            cannot = facts.flags[row] & (Flag.COMPUTE | sum(_CANNOT)) or not of_rows.is_known(target)
             if row in early and cannot:
-                raise RefusedError(f"its backward needs {facts.names[row]}")
-            reads_none = facts.targets[row] in LIKE or of_rows.reads_dtype_alone(facts.targets[row])
-            if self.scaled.isdisjoint(read) or reads_none:
+                raise RefusedError(f"its backward needs {name}")
+            if self.scaled.isdisjoint(read) or target in LIKE or of_rows.reads_dtype_alone(target):
                 continue
             scaled, zero = [each in self.scaled for each in read], [_is_zero(facts, each) for each in read]
-            if not of_rows.is_linear(facts.targets[row], facts.arguments[row], scaled, zero):
-                raise RefusedError(f"not known to be linear in the incoming gradient: {facts.names[row]}")
+            if not of_rows.is_linear(target, facts.arguments[row], scaled, zero):
+                raise RefusedError(f"not known to be linear in the incoming gradient: {name}")
             if facts.dtypes[row] == "float16":
                 raise RefusedError("float16 needs the scale of the loss in its backward")
             self.scaled.add(row)
@@ -500,7 +501,6 @@ class _Half:
     order: list[int]
     anchor: int
     """The member before which it is put."""
-    is_forward: bool = False
     cuts: dict[tuple[Placed, int], Node] = field(factory=dict)
     instead: dict[int, str] = field(factory=dict)
 
@@ -529,7 +529,7 @@ class _Writer:
             sides = {True: list[int](), False: list[int]()}
             for row in region.order:
                 sides[facts.phases[row] == Phase.FORWARD].append(row)
-            halves = [_Half(order, order[-1], is_forward) for is_forward, order in sides.items() if order]
+            halves = [_Half(order, order[-1]) for order in sides.values() if order]
         apart, starts = [row for row in region.hoisted if row not in planner.apart], list[int]()
         for row in apart:
             starts.append(len(self.new.made))
@@ -540,7 +540,6 @@ class _Writer:
                 self.early[row] = self._run_early(row)
             self._write(half)
         kept = {row: name for row, name in halves[0].instead.items() if row in region.scaled}
-        self.strides = {each.name: each.stride for each in self.new.made}
         for row in kept:
             starts.append(len(self.new.made))
             halves[0].instead[row] = self._scaled(row, kept[row]).name
@@ -550,32 +549,23 @@ class _Writer:
         found = []
         for row in apart:  # the weights of targets before the loss, whose result they divide
             place = min(facts.inputs[row][0] if facts.targets[row] == GETITEM else row, halves[0].anchor)
-            found.append(
-                planner.edit((), (), place, next(parts), {row: planner.apart[row].name}, (row,), proof, goes_on=True)
-            )
+            instead = {row: planner.apart[row].name}
+            found.append(planner.edit((), (), place, next(parts), instead, (row,), proof, goes_on=True))
         for half in halves:
             exits = dict.fromkeys(half.instead.values()) | dict.fromkeys(kept.values(), Action.SAVE)
-            inside = Action.RECOMPUTE if half.is_forward and len(halves) > 1 else None
+            inside = None if half is halves[-1] else Action.RECOMPUTE
             nodes = [evolve(each, action=exits.get(each.name, inside)) for each in next(parts)]
             sources = planner.names_of(sorted({row for (row, _), _ in half.cuts}))
-            found.append(
-                planner.edit(
-                    (),
-                    sources,
-                    half.anchor,
-                    nodes,
-                    {row: name for row, name in half.instead.items() if row not in kept},
-                    self._dead() if half is halves[-1] and not kept else (),
-                    proof,
-                    behind=planner.names_of(self._behind(half, kept)),
-                    note=self._note(kept) if half is halves[0] else "",
-                    goes_on=half is not halves[0],
-                    split_sums=self._split(half.order),
-                )
-            )
+            instead = {row: name for row, name in half.instead.items() if row not in kept}
+            dead = self._dead() if half is halves[-1] and not kept else []
+            more: dict[str, Any] = {
+                "behind": planner.names_of(self._behind(half, kept)),
+                "goes_on": half is not halves[0],
+            }
+            more |= {"note": "" if more["goes_on"] else self._note(kept), "split_sums": self._split(half.order)}
+            found.append(planner.edit((), sources, half.anchor, nodes, instead, dead, proof, **more))
         for row in kept:
-            dead = self._dead() if row == max(kept) else ()
-            instead = {row: halves[0].instead[row]}
+            dead, instead = self._dead() if row == max(kept) else [], {row: halves[0].instead[row]}
             found.append(planner.edit((), (), row, next(parts), instead, dead, proof, goes_on=True))
         return found
 
@@ -606,14 +596,13 @@ class _Writer:
         said = f"{len(sizes)} slices of {rows} of {region.size:,} rows from {self.facts.names[region.head]} on"
         if kept:
             said += f"; {counted(len(kept), 'gradient')} made in the forward, scaled when that of the loss comes"
+            said += " (rounded once more unless that is a power of two)"
         elif self.why_apart:
             said += f"; the backward computes them again ({self.why_apart})"
         if not names:
             return f"{said}; no sum is split, so no bit differs"
-        verb = "is" if len(names) == 1 else "are"
-        return (
-            f"{said}; {counted(len(names), 'sum')} {verb} split ({', '.join(names)}): bits differ there, nowhere else"
-        )
+        sums = f"{counted(len(names), 'sum')} {'is' if len(names) == 1 else 'are'} split ({', '.join(names)})"
+        return f"{said}; {sums}: bits differ there, nowhere else"
 
     def _claim(self) -> str:
         facts = self.facts
@@ -758,9 +747,9 @@ class _Writer:
 
     def _scaled(self, row: int, kept: str) -> Node:
         """A gradient that was made with 1 in place of the incoming one, which is there now."""
-        facts, shape = self.facts, self.facts.shapes[row] or ()
-        given, stride = (Node(kept), Node(facts.names[self.region.tangents[0]])), self.strides[kept]
-        return self._add(_MUL, given, shape, row, row, late=True, stride=stride)
+        made = next(each for each in reversed(self.new.made) if each.name == kept)
+        given = Node(kept), Node(self.facts.names[self.region.tangents[0]])
+        return self._add(_MUL, given, made.shape, row, row, late=True, stride=made.stride)
 
     def _hoist(self, row: int) -> Node:
         """What does not depend on any slice: a value of which only the shape is read, and the weights of targets."""

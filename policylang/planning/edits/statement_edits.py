@@ -309,18 +309,11 @@ def _nothing(statement: Rewriting, before: Facts, refused: Sequence[Refusal]) ->
     text, kind = _text(statement), EDIT_KINDS[statement.kind]
     nodes = counted(sum(f".{kind.counted}_" in target for target in before.targets), "node")
     there = (f"{kind.counted}: {nodes}",) if kind.counted else ()
-    message = f"`{text}` finds nothing to rewrite in this graph"
-    if isinstance(statement, Chunk):
-        message = f"`{text}` finds nothing to cut in this graph"
-    if refused:
-        message = f"`{text}` cuts nothing: {refused[0].reason}"
-        span = statement.span
-        help = f"cut less, or another module; if that is intended, write `optional {text}`"
-        details = _reasons(refused)
-        fixes = [prefixed(statement.span, "optional")]
-        return diagnose(refusals.NOTHING_TO_REWRITE, message, span=span, help=help, details=details, fixes=fixes)
+    message = f"`{text}` finds nothing to {'cut' if isinstance(statement, Chunk) else 'rewrite'} in this graph"
     help = f"if that is intended, write `optional {text}`"
-    details = (*there, kind.nothing_in(statement))
+    if refused:
+        message, help = f"`{text}` cuts nothing: {refused[0].reason}", f"cut less, or another module; {help}"
+    details = _reasons(refused) if refused else (*there, kind.nothing_in(statement))
     fixes = [prefixed(statement.span, "optional")]
     return diagnose(refusals.NOTHING_TO_REWRITE, message, span=statement.span, help=help, details=details, fixes=fixes)
 
