@@ -658,3 +658,8 @@ class Policy:
     def offloads(self) -> bool:
         """True if a rule offloads."""
         return any(rule.action.offloads for rule in self.rules)
+
+    @property
+    def moves(self) -> bool:
+        """True if a rule offloads or narrows."""
+        return self.offloads or any(rule.form is not None for rule in self.rules)

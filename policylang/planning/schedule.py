@@ -49,7 +49,7 @@ from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.selectors import with_lets
 from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, NarrowForm, Ordinal, Policy, Scope
 from policylang.operators.names import DETACHES, GETITEM, SUM
-from policylang.planning.value_outcome import Decision, Why, offloads, recomputes
+from policylang.planning.value_outcome import Decision, Why, moves, offloads, recomputes
 
 
 @frozen(eq=False)
@@ -174,8 +174,9 @@ def held_and_rerun(
         is_foreign = flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES or flags & Flag.SYMBOLIC
         if facts.ops[roots[row]] == "call_function" and not is_tuple and not is_foreign:
             saved.add(row)
-    moved = {row for row in saved.union(checkpoints.crossing or ()) if offloads(decisions[inner.get(row, row)])}
-    memory = {roots[row] for row in moved}
+    saved.update(row for row in checkpoints.crossing or () if moves(decisions[inner.get(row, row)]))
+    moved = {row for row in saved if offloads(decisions[inner.get(row, row)])}
+    memory = {roots[row] for row in saved if moves(decisions[inner.get(row, row)])}
     rebuilt = {row for row in saved if roots[row] in memory and recomputes(decisions[row])}
     # an operator of which one result is moved does not run again: the others are held beside it
     whole = {facts.owners[row] for row in moved if facts.targets[row] == GETITEM}
@@ -432,12 +433,12 @@ def build_checkpointed_schedule(
     its backward first asks for something of it, and gives up what it holds where that is met on the way. What a node of
     autograd reads goes when all its operators have run: those that read the same gradient, one behind the other.
 
-    What has one of ``forms`` is narrowed behind its last reader, and widened where its recomputation meets it. What
-    crosses blocks is copied to the host as the next block begins, any other value behind its last reader. When a
-    block's recomputation begins, the copies back start of what it needs, and of what the ``ahead`` blocks before it
-    need. It awaits at once what it reads, and what it holds where that is met.
+    What has one of ``forms`` is narrowed behind its last reader in its block, and widened as the recomputation of the
+    next begins, or where its own meets it. What crosses blocks is copied to the host as the next block begins, any
+    other value behind its last reader. When a block's recomputation begins, the copies back start of what it needs, and
+    of what the ``ahead`` blocks before it need. It awaits at once what it reads, and what it holds where that is met.
     """
-    repeats, leaving, phases, inputs = frozenset(again), frozenset(moved), facts.phases, facts.inputs
+    repeats, leaving, phases, inputs = frozenset(again), frozenset((*moved, *forms)), facts.phases, facts.inputs
     runs: list[list[int]] = [[] for _ in checkpoints.reach]
     for row in sorted({*saved, *leaving, *repeats}):
         at = checkpoints.of[row]
@@ -447,8 +448,7 @@ def build_checkpointed_schedule(
     for at, (first, last) in enumerate(zip(checkpoints.first, checkpoints.last, strict=True)):
         begins[first].append(at)
         ends[last].append(at)
-    copies = _BlockCopies(facts, checkpoints, leaving, runs)
-    narrowed = _last_operators(facts, forms)
+    copies = _BlockCopies(facts, checkpoints, leaving, runs, forms)
     steps, held = copies.steps, copies.held
     region, inside, gradients, reads, until = 0, False, set[int](), list[int](), 0
     for row, op in enumerate(facts.ops):
@@ -464,8 +464,6 @@ def build_checkpointed_schedule(
                     steps.append((int(StepKind.SECOND_RUN), each, region))
                 elif each in leaving:
                     copies.take(each, region)
-                elif each in forms:
-                    steps.append((int(StepKind.WIDEN), each, region))
                 else:
                     held.append((each, len(steps) - 1))
         for at in ends.get(row, ()):
@@ -482,49 +480,37 @@ def build_checkpointed_schedule(
         copies.before(row)
         steps.append((int(StepKind.FIRST_RUN), row, region if late else 0))
         copies.behind(row)
-        for each in narrowed.get(row, ()):
-            steps += _narrowing(each, forms[each])
     held.extend((each, until) for each in reads)
     return Schedule.of(steps, held, forms)
 
 
-def _last_operators(facts: Facts, narrowed: Iterable[int]) -> dict[int, list[int]]:
-    """By forward node, the narrowed values whose memory it is the last to touch: what an operator returns goes
-    together."""
-    roots, owners, last = facts.storage_roots, facts.owners, dict[int, int]()
-    narrowed = sorted(narrowed)
-    memory = {roots[row] for row in narrowed}
-    for row in facts.forward if memory else ():
-        for touched in (row, *facts.inputs[row]):
-            if roots[touched] in memory:
-                last[owners[roots[touched]]] = row
-    found = defaultdict[int, list[int]](list)
-    for row in narrowed:
-        found[last[owners[roots[row]]]].append(row)
-    return found
-
-
 class _BlockCopies:
-    """The copies between host and device around the blocks of a model in eager, as steps between those that run."""
+    """The copies between host and device around the blocks of a model in eager, and the narrower ones of ``forms``, as
+    steps between those that run."""
 
     def __init__(
-        self, facts: Facts, checkpoints: Checkpoints, moved: Collection[int], runs: Sequence[Sequence[int]]
+        self,
+        facts: Facts,
+        checkpoints: Checkpoints,
+        moved: Collection[int],
+        runs: Sequence[Sequence[int]],
+        forms: MovedRows,
     ) -> None:
-        self.facts, self.of = facts, checkpoints.of
+        self.facts, self.of, self.forms = facts, checkpoints.of, forms
         self.steps: list[ScheduleStep] = []
         self.held: list[tuple[int, int]] = []
         self.recomputed = [at for at, reach in enumerate(checkpoints.reach) if reach]
         self.number = {at: number for number, at in enumerate(self.recomputed)}
         self.holders = {facts.storage_roots[row]: row for row in moved}
         self.given = [[each for each in given if self.holder(each) is not None] for given in checkpoints.given]
-        """By block, the values that it reads and that wait on the host."""
+        """By block, the values that it reads and that wait on the host or narrowed."""
         holders, roots = self.holders, facts.storage_roots
         self.taken = [[*dict.fromkeys(holders[roots[each]] for each in given)] for given in self.given]
         self.fetched = [
-            [*dict.fromkeys((*taken, *(row for row in rows if row in moved)))]
+            [*dict.fromkeys(row for row in (*taken, *rows) if row in moved and row not in forms)]
             for taken, rows in zip(self.taken, runs, strict=True)
         ]
-        crossing = {row for taken in self.taken for row in taken}.difference(*runs)  # and held by no other block
+        crossing = {row for taken in self.taken for row in taken}.difference(forms, *runs)  # and held by no other block
         last_readers = dict[int, int]()  # by operator: what it returns leaves together
         for row in facts.forward:
             for touched in (row, *facts.inputs[row]):
@@ -552,11 +538,14 @@ class _BlockCopies:
     def _leave(self, rows: Iterable[int]) -> None:
         sizes = self.facts.bytes
         for row in (each for each in rows if each not in self.left):
+            self.left.add(row)
+            if row in self.forms:
+                self.steps += _narrowing(row, self.forms[row])
+                continue
             while len(self.under_way) >= IN_FLIGHT and sizes[self.under_way[0]] <= SMALLER * sizes[row]:
                 self.steps.append((int(StepKind.WAIT_TO_HOST), self.under_way.pop(0), 0))
             self.steps.append((int(StepKind.COPY_TO_HOST), row, 0))
             self.under_way.append(row)
-            self.left.add(row)
 
     def await_all(self, region: int) -> None:
         """The first block is recomputed: what comes before it in the backward knows of no copies."""
@@ -564,7 +553,10 @@ class _BlockCopies:
         self.under_way.clear()
 
     def take(self, row: int, region: int) -> None:
-        """A block takes what came back, which stays until the last has."""
+        """A block takes what came back, which stays until the last has, or widens what is narrow."""
+        if row in self.forms:
+            self.steps.append((int(StepKind.WIDEN), row, region))
+            return
         if self.back.get(row) == region:
             self.held.append((row, len(self.steps) - 1))
             return

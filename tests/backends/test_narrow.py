@@ -23,6 +23,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import Why
 from policylang.simulation.memory import estimate_peak
 from tests.graph.captured import flat_of
+from tests.support.by_hand import BF16, ROWS8, rounded
 from tests.support.drawn import examples
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, copy_graph
 from tests.support.joint import capture_joint
@@ -31,18 +32,7 @@ from tests.support.models import MLP, Example, Function, square_loss
 from tests.support.random_flat import random_flat
 from tests.support.run_partition import Traced, trace
 
-BF16, ROWS8 = NarrowForm("bfloat16"), NarrowForm("float8_e4m3fn", per_row=True)
 SAVE = "undecided -> save\n"
-
-
-def rounded(value: Tensor, form: NarrowForm) -> Tensor:
-    """Narrowed and widened, as a person would write it."""
-    dtype = getattr(torch, form.dtype)
-    if not form.per_row:
-        return value.to(dtype).to(value.dtype)
-    scale = value.abs().amax(-1, keepdim=True).float() / torch.finfo(dtype).max
-    scale = torch.where(scale.isfinite() & (scale >= torch.finfo(torch.float32).tiny), scale, 1.0)
-    return ((value / scale).to(dtype).to(torch.promote_types(value.dtype, torch.float32)) * scale).to(value.dtype)
 
 
 def applied(flat: Flat, text: str) -> tuple[Flat, AppliedPlan]:

@@ -112,8 +112,8 @@ class PlannedInstructions(Instructions):
     plan: Plan
     needs: SavedForBackward
     rows: tuple[int, ...]
-    returned: frozenset[int]
-    """The parts of what the block returns that the next checkpoint is to move."""
+    returned: MovedRows
+    """The parts of what the block returns that the next checkpoint is to move, or to hold narrowed."""
     handed: Mapping[int, int]
     """Those that it holds on the device because a rule says so, with their nodes."""
 
@@ -133,7 +133,6 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     facts, stream = plan.facts, trace.stream
     needs = saved_and_recomputed(plan)
     held = kept_rows(facts, [row for row in (*needs.saved, *needs.offloaded) if row < trace.reach_row])
-    handed = frozenset(row for row in needs.saved if row >= trace.reach_row)
     steps = zip(stream.operators, trace.rows, strict=True)
     kinds = [
         KEEP if at in stream.numbers else _kind(facts, plan.decisions, row, operator, held)
@@ -148,6 +147,8 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     recomputed = (at for at, kind in enumerate(kinds[: stream.reach]) if kind in (RUN, DRAW))
     outside = {at: found for at in recomputed if (found := stream.from_outside.get(at))}
     roots, forms = facts.storage_roots, plan.schedule.forms
+    handed = frozenset(row for row in needs.saved if row >= trace.reach_row)
+    narrow = {roots[row]: row for row in handed if row in forms}
     elsewhere: MovedRows = {roots[row]: forms.get(row) for row in (*needs.offloaded, *forms)}
 
     def moving(results: Sequence[int]) -> MovedRows:
@@ -178,8 +179,12 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
         rows=trace.rows,
         moved=moved,
         leaving=leaving,
-        returned=frozenset(part for part, form in moving(trace.returned).items() if form is None),
-        handed={part: row for part, row in enumerate(trace.returned) if row in handed},
+        returned=moving(trace.returned),
+        handed={
+            part: narrow.get(roots[row], row)
+            for part, row in enumerate(trace.returned)
+            if row in handed or (row >= 0 and roots[row] in narrow)
+        },
     )
 
 
@@ -339,16 +344,14 @@ class FollowedCall:
             if (held := self.entries.get(at)) is not None and held is not FREED:
                 self.entries[at] = HeldResult.of(self.offloading.moved(held.value, self.instructions.moved[at]))
 
-    def finish(self, inputs: list[MovedTensor], returned: Sequence[Tensor]) -> None:
+    def finish(self, inputs: list[MovedTensor]) -> None:
         """Called when the block has returned, and knows what its checkpoint has moved of what it was called with."""
         self.inputs = inputs
-        moved = {part.memory.address for each in inputs for part in each.moved}
+        moved = {address for each in inputs for address in each.addresses}
         for at, noted in self.noted.items() if moved else ():
             for number in [each for each, found in noted.items() if found.memory[0] in moved]:
                 if number not in self.read_again(at):  # else it holds the memory
                     del noted[number]
-        if self.drifted_at is None and isinstance(self.instructions, PlannedInstructions):
-            self.offloading.returned(returned, self.instructions.returned)
 
     @property
     def on_host(self) -> list[MovedTensor]:

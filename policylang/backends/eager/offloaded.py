@@ -1,15 +1,15 @@
-"""What the blocks of a model move to the host: results that a call holds, and what one block returns to the next. What
-a call holds may be narrowed instead.
+"""What the blocks of a model move to the host or narrow: results that a call holds, and what one block returns to the
+next.
 
 A value is moved as the memory that it lies in, once for all the tensors in it: they come back with the same strides, in
-memory that they share as before. Its metadata takes its place.
+memory that they share as before. Its metadata takes its place. What a block returns is narrowed then.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 from weakref import ref
 
 import torch
@@ -20,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from policylang.backends.copies import HostValue, narrowed, widened
 from policylang.backends.eager import problems
 from policylang.graph.facts import MovedRows
+from policylang.language.syntax import NarrowForm
 from policylang.torch_compat.eager import storage_address, storage_bytes, version
 from policylang.torch_compat.graphs import outside_of_modes
 from policylang.torch_compat.tracing import (
@@ -53,8 +54,21 @@ class _MovedPart:
 class NarrowedPart:
     """A plain part in a narrower form."""
 
+    form: NarrowForm
     tensors: tuple[Tensor, ...]
     dtype: torch.dtype
+    address: int
+    version: int
+
+    @classmethod
+    def of(cls, part: Tensor, form: NarrowForm) -> NarrowedPart:
+        address = storage_address(part)
+        assert address is not None
+        return cls(form, narrowed(part.detach(), form), part.dtype, address, version(part))
+
+    def is_of(self, part: Tensor, form: NarrowForm) -> bool:
+        narrow = self.tensors[0]
+        return self.form == form and (narrow.size(), narrow.stride()) == (part.size(), part.stride())
 
     def back(self) -> Tensor:
         return widened(self.tensors, self.dtype)
@@ -71,6 +85,12 @@ class MovedTensor:
     @property
     def moved(self) -> Iterator[_MovedPart]:
         return (part for part in self.parts if isinstance(part, _MovedPart))
+
+    @property
+    def addresses(self) -> Iterator[int | None]:
+        """Of the memory that it takes the place of."""
+        yield from (part.memory.address for part in self.moved)
+        yield from (part.address for part in self.parts if isinstance(part, NarrowedPart))
 
     def back(self) -> Tensor:
         """The tensor on its device, without a history."""
@@ -100,6 +120,9 @@ def back(value: Any, name: str) -> Any:
     return tree_unflatten([leaf.back() if isinstance(leaf, MovedTensor) else leaf for leaf in leaves], spec)
 
 
+_Value = TypeVar("_Value", HostValue, NarrowedPart)
+
+
 @define(eq=False)
 class Offloading:
     """Shared by the blocks of a model."""
@@ -108,26 +131,32 @@ class Offloading:
     """How many blocks before its recomputation a block's values are copied back."""
     spent: dict[int, Counter[int]] = field(factory=dict)
     """By number of a block and rule, the bytes that the rule offloads in it."""
-    crossing: dict[int, StorageWeakRef] = field(factory=dict)
-    """By address, memory that blocks have returned, and that the checkpoint which takes it moves."""
+    crossing: dict[int, tuple[StorageWeakRef, NarrowedPart | None]] = field(factory=dict)
+    """By address, memory that blocks have returned, and that the checkpoint which takes it moves, or has narrowed."""
     taken: set[int] = field(factory=set)
     """What of it a checkpoint has taken."""
     stayed: int = 0
     """How often none did: the value was no argument of one, or hooks around the checkpoint keep it."""
-    _values: dict[int, tuple[StorageWeakRef, ref[HostValue]]] = field(factory=dict)
-    """By address, memory that is moved already."""
+    _values: dict[int, tuple[StorageWeakRef, ref[HostValue | NarrowedPart]]] = field(factory=dict)
+    """By address, memory that is moved or narrowed already."""
 
-    def returned(self, tensors: Iterable[Tensor], parts: Iterable[int]) -> None:
-        """A block has returned these tensors; some of their plain parts are to be moved."""
-        for at in [at for at, memory in self.crossing.items() if memory.expired()]:
+    def returned(self, plain: Sequence[Tensor], parts: MovedRows) -> None:
+        """A block has returned these plain parts; some of them are to be moved, or narrowed to a form."""
+        for at in [at for at, (memory, _) in self.crossing.items() if memory.expired()]:
             del self.crossing[at]
             self.stayed += at not in self.taken
             self.taken.discard(at)
         self._values = {at: pair for at, pair in self._values.items() if not pair[0].expired()}
-        plain = take_apart(list(tensors))[0]
-        for number in parts:
+        for number, form in parts.items():
             if number < len(plain) and (address := storage_address(plain[number])) is not None:
-                self.crossing[address] = StorageWeakRef(plain[number].untyped_storage())
+                with outside_of_modes():
+                    narrow = None if form is None else self._narrowed(plain[number], form)
+                self.crossing[address] = StorageWeakRef(plain[number].untyped_storage()), narrow
+
+    def held_of(self, part: Tensor) -> Sequence[Tensor]:
+        """What the next checkpoint holds on the device of what a block has returned."""
+        _, narrow = self.crossing.get(storage_address(part) or 0, (None, None))
+        return (part,) if narrow is None else narrow.tensors
 
     def moved(self, value: Any, parts: MovedRows | None = None) -> Any:
         """A structure with what stands for its tensors; the same object where there is nothing to move. ``parts`` are
@@ -141,31 +170,45 @@ class Offloading:
                     continue
                 plain, (layout,) = take_apart([leaf])
                 now = list[Any](plain)
+                wanted = self._taken(plain, number) if parts is None else parts
                 for each, part in enumerate(plain):
-                    if parts is not None and (form := parts.get(number + each)) is not None:
-                        now[each] = NarrowedPart(narrowed(part, form), part.dtype)
-                        found[at] = MovedTensor(layout, now, leaf.requires_grad)
-                    elif _can_move(part) and (self._crosses(part) if parts is None else number + each in parts):
-                        now[each] = _MovedPart.of(part, self._value_of(part))
+                    if number + each in wanted and _can_move(part):
+                        form = wanted[number + each]
+                        now[each] = self._narrowed(part, form) if form is not None else self._on_its_way(part)
                         found[at] = MovedTensor(layout, now, leaf.requires_grad)
                 number += len(plain)
         return tree_unflatten(found, spec) if moved_in(found) else value
 
-    def _crosses(self, part: Tensor) -> bool:
-        address = storage_address(part)
-        if address not in self.crossing or self.crossing[address].expired():
-            return False
-        self.taken.add(address)
-        return True
+    def _taken(self, plain: Iterable[Any], first: int) -> MovedRows:
+        """Of plain parts, by number, those that cross blocks."""
+        found: dict[int, NarrowForm | None] = {}
+        for number, part in enumerate(plain, first):
+            address = storage_address(part)
+            memory, narrow = self.crossing.get(address or 0, (None, None))
+            if address is not None and memory is not None and not memory.expired():
+                self.taken.add(address)
+                found[number] = None if narrow is None else narrow.form
+        return found
 
-    def _value_of(self, part: Tensor) -> HostValue:
+    def _on_its_way(self, part: Tensor) -> _MovedPart:
+        known = self._known(part)
+        return _MovedPart.of(part, known if isinstance(known, HostValue) else self._noted(part, HostValue(part)))
+
+    def _narrowed(self, part: Tensor, form: NarrowForm) -> NarrowedPart:
+        known = self._known(part)
+        if isinstance(known, NarrowedPart) and known.is_of(part, form):
+            return known
+        return self._noted(part, NarrowedPart.of(part, form))
+
+    def _known(self, part: Tensor) -> HostValue | NarrowedPart | None:
+        memory, known = self._values.get(storage_address(part) or 0, (None, lambda: None))
+        value = None if memory is None or memory.expired() else known()
+        return None if value is None or value.version != version(part) else value
+
+    def _noted(self, part: Tensor, value: _Value) -> _Value:
         address = storage_address(part)
         assert address is not None
-        memory, known = self._values.get(address, (None, lambda: None))
-        value = None if memory is None or memory.expired() else known()
-        if value is None or value.version != version(part):
-            value = HostValue(part)
-            self._values[address] = StorageWeakRef(part.untyped_storage()), ref(value)
+        self._values[address] = StorageWeakRef(part.untyped_storage()), ref(value)
         return value
 
 

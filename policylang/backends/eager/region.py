@@ -199,12 +199,13 @@ class CheckpointRegion:
         call = running.run
         if isinstance(call, Observation):
             return self._plan(running, call, list(returned))
-        if running.kept is not None and running.kept.instructions.plan.facts.data_sizes:
-            plain = take_apart(list(returned))[0]
-            held = [part for each in call.entries.values() for part in _on_device(each.value)]
-            now = held_bytes([*held, *map(plain.__getitem__, running.kept.instructions.handed)])
-            least, most = running.kept.saved
-            running.kept.saved = min(least, now), max(most, now)
+        if running.kept is not None and call.drifted_at is None:
+            handed = self._handed(running.kept.instructions, returned)
+            if running.kept.instructions.plan.facts.data_sizes:
+                held = [part for each in call.entries.values() for part in _on_device(each.value)]
+                now = held_bytes([*held, *(part for parts in handed.values() for part in parts)])
+                least, most = running.kept.saved
+                running.kept.saved = min(least, now), max(most, now)
         if call.left_out and self.kept.get(running.key) is running.kept:
             del self.kept[running.key]  # observed again: from now on the block does without what it makes once
         return call
@@ -217,7 +218,7 @@ class CheckpointRegion:
             if observation.hooked and not self.idle and any(each.requires_grad for each in returned):
                 problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
             self.idle = True
-            if not self.policy.offloads:  # else the next checkpoint is to move what the block returns
+            if not self.policy.moves:  # else the next checkpoint is to move what the block returns
                 return None
         # all its ranks have run the block's collectives by now; the recomputed ones are compared before they run
         with comparing(self.topic(module), known=self.agreed, around=observation.gathered_over):
@@ -241,9 +242,15 @@ class CheckpointRegion:
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
             for positions in instructions.leaving.values():
                 call.leave(positions)
-            self._audit(kept, call, before, take_apart(returned)[0])
+            self._audit(kept, call, before, self._handed(instructions, returned))
         announce(AppliedPlan(_PATH.name, instructions.plan, kept.audit))
         return call
+
+    def _handed(self, instructions: PlannedInstructions, returned: Iterable[Tensor]) -> dict[int, Sequence[Tensor]]:
+        """A block has returned: by node, what the next checkpoint is to hold on the device because a rule says so."""
+        plain = take_apart(list(returned))[0]
+        self.offloading.returned(plain, instructions.returned)
+        return {row: self.offloading.held_of(plain[part]) for part, row in instructions.handed.items()}
 
     def _spend(self, plan: Plan, offloaded: Sequence[int]) -> None:
         spent = self.offloading.spent[self.number or 0] = Counter[int]()
@@ -277,13 +284,15 @@ class CheckpointRegion:
 
         return FollowedCall(self._named(module), kept.instructions, drifted, found, offloading=self.offloading)
 
-    def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before, returned: Sequence[Tensor]) -> None:
+    def _audit(
+        self, kept: CachedPlan, call: FollowedCall, before: Before, handed: Mapping[int, Sequence[Tensor]]
+    ) -> None:
         instructions = kept.instructions
         planned = [at for at in call.entries if instructions.is_planned(at)]
-        held = {
+        held: dict[int, Sequence[Tensor]] = {
             instructions.rows[at]: list(_on_device(call.entries[at].value, instructions.read.get(at))) for at in planned
         }
-        held |= {row: [returned[part]] for part, row in instructions.handed.items()}
+        held |= handed
         outside = take_apart(before.alive())[0]
         kept.audit = audit_eager(instructions.plan, instructions.needs, held, outside)
         kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes

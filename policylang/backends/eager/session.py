@@ -258,7 +258,7 @@ class Session:
         found = (
             [f"{said}: of {counted(len(sized), 'block')}, the calls so far saved {least} to {most}"] if sized else []
         )
-        self.offloading.returned((), ())
+        self.offloading.returned((), {})
         if count := self.offloading.stayed:
             found.append(
                 f"{counted(count, 'value')} that blocks returned stayed on the device: the next checkpoint was not "
@@ -502,7 +502,7 @@ class CheckpointContext:
         found = list(tensors_in(output))
         self.call = running.region.end(running, found)
         if self.call is not None:
-            self.call.finish(self._inputs, found)
+            self.call.finish(self._inputs)
             latest = this_thread.latest
             if self.call.on_host or (self.session in latest and self.call.reach):
                 self.call.before = latest.get(self.session, self.call.before)

@@ -200,18 +200,17 @@ class _Offloads:
     def _other_reader(self, holder: int, form: NarrowForm | None) -> str | None:
         """Who else keeps the memory, or changes it under the copy."""
         facts, names = self.facts, self.facts.names
-        crossing = self.crossing if form is None else ()
         for member in self.members[self.roots[holder]]:
             if member in self.needed and saves(self.decisions[member]) and not self._is_given(member, holder):
                 return f"{names[member]}, which is saved, holds the same memory"
-            if member in self.crossing and member not in crossing:
-                return f"its block returns {names[member]}, and the next block's checkpoint holds it"
-            if facts.flags[member] & Flag.FORWARD_OUTPUT and member not in crossing:
+            if form is not None and member in self.crossing and not self._has_rows_of(member, holder):
+                return f"its block returns {names[member]}, a view with other rows, which the next checkpoint holds"
+            if facts.flags[member] & Flag.FORWARD_OUTPUT and member not in self.crossing:
                 return f"the forward returns {names[member]}, and the caller holds it"
             if member in self.beyond:
                 return f"its block returns {names[member]}, and what follows the blocks holds it"
             for user in facts.users[member]:
-                if facts.phases[user] == Phase.OUTPUT and member not in crossing:
+                if facts.phases[user] == Phase.OUTPUT and member not in self.crossing:
                     return f"the graph returns {names[member]}, and the caller holds it"
                 if facts.phases[user] == Phase.FORWARD and (user < self.backward or facts.kind is not GraphKind.FLAT):
                     continue  # a partition runs all of its forward first
@@ -220,6 +219,10 @@ class _Offloads:
                 if facts.phases[user] == Phase.FORWARD:
                     return f"{names[user]}, of the forward, reads it after the backward has begun"
         return None
+
+    def _has_rows_of(self, member: int, holder: int) -> bool:
+        shapes = [(self.facts.shapes[row] or ())[-1:] for row in (member, holder)]
+        return shapes[0] == shapes[1] and self.facts.numel[member] == self.facts.numel[holder]
 
     def _unlike(self, holder: int, rows: Sequence[int]) -> str | None:
         """A value in the memory that the backward may need and that is no view of the holder."""

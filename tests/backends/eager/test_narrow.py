@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from weakref import ref
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.nn import functional
 
 import policylang
 from policylang.errors import PolicyMatchError
-from tests.backends.test_narrow import BF16, rounded
+from policylang.language.syntax import NarrowForm
+from tests.support.by_hand import BF16, ROWS8, narrowed_by_hand, rounded
 
 TEXT = "recompute everything in block\nsave matmul in block as {}"
 
@@ -36,45 +38,6 @@ class Model(nn.Module):
         return x
 
 
-class _RoundedForBackward(torch.autograd.Function):
-    """silu whose backward reads its input narrowed and widened: what a person would write."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x.bfloat16())
-        return functional.silu(x)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        with torch.enable_grad():
-            wide = x.float().requires_grad_()
-            return torch.autograd.grad(functional.silu(wide), wide, gradient)[0]
-
-
-class _Product(torch.autograd.Function):
-    """The product behind it reads silu of the rounded value."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x.bfloat16(), weight)
-        return functional.silu(x).t().contiguous().t() @ weight.t()
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        with torch.enable_grad():
-            wide = x.float().requires_grad_()
-            made = functional.silu(wide)
-            back = torch.autograd.grad(made, wide, gradient @ weight)[0]
-        return back, (made.detach().t().contiguous() @ gradient).t()
-
-
-class ByHand(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + _Product.apply(self.up(x), self.down.weight)  # type: ignore[no-untyped-call]
-
-
 def pair() -> tuple[Model, Model, Tensor]:
     torch.manual_seed(0)
     model = Model()
@@ -87,18 +50,24 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return found
 
 
-def test_the_same_bits_as_by_hand() -> None:
+@pytest.mark.parametrize("form", [BF16, ROWS8], ids=str)
+@pytest.mark.parametrize(("products", "crossing"), [(True, False), (False, True), (True, True)])
+def test_the_same_bits_as_by_hand(form: NarrowForm, products: bool, crossing: bool) -> None:
+    """What crosses blocks is narrowed as any other value; what the last one returns is not."""
     model, other, x = pair()
-    for layer in other.layers:
-        layer.__class__ = ByHand
-    policylang.checkpoint_model(model, policylang.parse(TEXT.format("bfloat16")))
-    for one in (model, other):
-        one(x).square().mean().backward()
-    for one, two in zip(gradients(model), gradients(other), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-9)
+    rules = [f"optional save {what} in block as {form.text}" for what in ("mm",) * products + ("add",) * crossing]
+    policylang.checkpoint_model(model, policylang.parse("\n".join(["recompute everything in block", *rules])))
+    narrowed_by_hand(other, form, products=products, crossing=crossing)
+    for _ in range(2):
+        for one in (model, other):
+            one(x).square().mean().backward()
+        assert all(map(torch.equal, gradients(model), gradients(other)))
     report = policylang.report(model)
-    assert report.saved.bytes == 2 * BF16.bytes((32, 64), 32 * 64)
-    assert report.rules[1].narrowed_bytes == 2 * 32 * 64 * 2
+    kept = products * [(32, 64), (32, 64)] + crossing * [(32, 16)]
+    assert report.saved.bytes == sum(form.bytes(each, each[0] * each[1]) for each in kept)
+    assert sum(each.narrowed_bytes or 0 for each in report.rules) + report.saved.bytes == sum(
+        4 * rows * columns for rows, columns in kept
+    )
     assert report.audit.agrees
 
 
@@ -162,8 +131,38 @@ def test_beside_values_on_the_host() -> None:
     assert report.audit.agrees
 
 
-def test_what_a_block_returns_stays_as_it_is() -> None:
+def test_what_crosses_blocks_is_narrowed_once_and_frees_the_value() -> None:
+    """And it is said where no checkpoint takes it."""
     model, _, x = pair()
-    policylang.checkpoint_model(model, policylang.parse("recompute everything in block\nsave add in block as bfloat16"))
-    with pytest.raises(PolicyMatchError, match="narrows nothing"):
-        model(x)
+    text = (
+        "recompute everything in block\nsave everything in block where crosses block as bfloat16\noffload mm in block"
+    )
+    policylang.checkpoint_model(model, policylang.parse(text))
+    between = model.layers[0](x)
+    freed = ref(between.untyped_storage())
+    out = model.layers[1](between)
+    del between
+    assert freed() is None
+    out.sum().backward()
+    assert policylang.report(model).audit.agrees
+    for layer in model.layers:
+        x = layer(x.clone())
+    del x
+    assert any("stayed on the device" in each for each in policylang.report(model).notes)
+
+
+class Turned(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).t().contiguous().t()
+
+
+def test_a_view_that_a_block_returns_stays_as_it_is() -> None:
+    model, _, x = pair()
+    for layer in model.layers:
+        layer.__class__ = Turned
+    policylang.checkpoint_model(
+        model, policylang.parse("recompute everything in block\nsave clone in block as bfloat16")
+    )
+    model(x).sum().backward()
+    assert any("a view with other rows, which the next" in each for each in policylang.report(model).notes)
+    assert policylang.report(model).audit.agrees
