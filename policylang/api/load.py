@@ -19,13 +19,13 @@ from attrs import evolve, field, frozen
 from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarning
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, kind_of, one_of, place_of, read_device, tables_of
-from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose, is_syntax, left_out
+from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose, is_syntax, left_out, removed
 from policylang.language.files import policy_files, read_source, reason_of, write_whole
 from policylang.language.layout import format_source, line_end_of
 from policylang.language.loader import Loaded, load_policy, load_source, parse_policy
 from policylang.language.names import SELDOM_IN_GRAPHS
 from policylang.language.operators import OperatorTable
-from policylang.language.shown import shortened
+from policylang.language.shown import counted, shortened
 from policylang.language.statements import format_policy
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import PLANNED
@@ -372,7 +372,7 @@ def check(
         operators = operators_at_hand()
         for name, load in given:
             loaded = load(operators=operators)
-            of_file = [*loaded.diagnostics, *_lossy(loaded.policy if lossless else None)]
+            of_file = [*loaded.diagnostics, *_lossy(loaded.policy if lossless else None, None)]
             if path is not None and loaded.policy is not None:
                 from policylang.api.planned_graphs import refused_of_any_graph  # a text alone can do without planning
 
@@ -388,20 +388,28 @@ def check(
     for name, load in given:
         loaded = load(operators=operators)
         of_file = [said for said in loaded.diagnostics if not (graphs and said.code == SELDOM_IN_GRAPHS)]
-        of_file += _lossy(loaded.policy if lossless else None)
+        made: tuple[Plan, ...] = ()
         if loaded.policy is not None and graphs:
             made, more = on_graph(loaded.policy, graphs, path, one_model=one_model, device=profile)
             plans += made
             of_file += more
+        of_file += _lossy(loaded.policy if lossless else None, made or None)
         found += (each.found_in(name) for each in of_file)
     return CheckResult(files, tuple(_once(found)), tuple(graphs), tuple(plans))
 
 
-def _lossy(policy: Policy | None) -> Iterator[Diagnostic]:
-    for rule in () if policy is None else policy.lossy:
+def _lossy(policy: Policy | None, plans: Sequence[Plan] | None) -> Iterator[Diagnostic]:
+    """The lines that change bits; without a graph those of `chunk`, which may split a sum."""
+    for rule in () if policy is None else policy.narrowing:
         message = f"`{rule.text}` is lossy: the backward computes with other bits than the forward made"
         fixes = [] if rule.tail is None else [left_out(rule.tail)]
         yield diagnose("APL216", message, rule.span, help="save these values as they are", fixes=fixes)
+    for at, chunk in () if policy is None else policy.chunks:
+        split = [name for made in plans or () for name in made.edits.of(at).split_sums]
+        if split or plans is None:
+            sums = f"{counted(len(split), 'sum')} split, `{split[0]}` first" if split else "it may split sums"
+            message = f"`{chunk.span.one_line}` is lossy: {sums}, and bits differ there"
+            yield diagnose("APL216", message, chunk.span, help="leave it out", fixes=[removed(chunk.span)])
 
 
 def _loaders(given: PolicyLike | Source) -> list[tuple[str, Callable[..., Loaded]]]:

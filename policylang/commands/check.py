@@ -28,7 +28,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--one-model", action="store_true", help=help)
     inputs.add_options(parser, "--no-project", "--import")
     add_form(parser, *RENDERERS)
-    help = "fail on warnings too, or on a line that narrows values; may be repeated"
+    help = "fail on warnings too, or on a line that narrows values or splits sums; may be repeated"
     parser.add_argument("--deny", choices=("warnings", "lossy"), action="append", default=[], help=help)
     help = "look operators up in the installed torch as well, custom operators included (slower: imports it)"
     parser.add_argument("--torch", action="store_true", help=help)

@@ -650,9 +650,14 @@ class Policy:
         return bool(self.scheduling or self.buckets)
 
     @property
-    def lossy(self) -> tuple[Rule, ...]:
-        """The lines after which the backward computes with other bits than the forward made."""
+    def narrowing(self) -> tuple[Rule, ...]:
+        """The rules that save values in a narrower type."""
         return tuple(rule for rule in self.rules if rule.form is not None)
+
+    @property
+    def chunks(self) -> tuple[tuple[int, Chunk], ...]:
+        """The lines that run a part slice by slice, with their numbers among the rewrites."""
+        return tuple((at, each) for at, each in enumerate(self.rewrites) if isinstance(each, Chunk))
 
     @property
     def offloads(self) -> bool:
@@ -662,4 +667,4 @@ class Policy:
     @property
     def moves(self) -> bool:
         """True if a rule offloads or narrows."""
-        return self.offloads or any(rule.form is not None for rule in self.rules)
+        return self.offloads or bool(self.narrowing)

@@ -268,7 +268,7 @@ def _result(path: str, setup: Setup, policy: Policy, plain: Numbers, progress: C
     if isinstance(stepped, PathRefusal):
         return PathResult(path, refused=stepped)
     numbers, narrowed = stepped.numbers, None
-    if policy.lossy:
+    if policy.narrowing:
         progress(f"the {path} path in full width")
         whole = run(setup, path, _in_full_width(policy))
         if isinstance(whole, PathRefusal):

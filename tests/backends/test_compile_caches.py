@@ -18,7 +18,7 @@ import policylang
 from policylang.backends import caching, runtime
 from policylang.backends.runtime import RankOrder
 from policylang.torch_compat import distributed
-from tests.support.cache_process import Job, compile_and_train
+from tests.support.cache_process import Halves, Job, compile_and_train
 from tests.support.fused_process import compile_and_train as train_fused
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_groups_in_any_order
@@ -66,11 +66,32 @@ def test_another_process_with_another_hash_seed_finds_the_same(
     warm: list[dict[str, Any]], cache: Path, tmp_path: Path
 ) -> None:
     jobs = [Job(SAME_RULES), Job(POLICY, whole=False), Job(POLICY, lose_records=True), Job(POLICY)]
-    files = [tmp_path / f"{number}.json" for number in range(len(jobs))]
+    assert elsewhere(jobs, tmp_path, cache) == [*warm[:2], *warm[3:]]
+
+
+def elsewhere(jobs: Sequence[Job], folder: Path, cache: Path) -> list[dict[str, Any]]:
+    files = [folder / f"{number}.json" for number in range(len(jobs))]
     for file, job in zip(files, jobs, strict=True):
         file.write_text(json.dumps(job._asdict()), encoding="utf-8")
-    found = in_another_process("cache_process", *map(str, files), TORCHINDUCTOR_CACHE_DIR=str(cache))
-    assert found == [*warm[:2], *warm[3:]]
+    return in_another_process("cache_process", *map(str, files), TORCHINDUCTOR_CACHE_DIR=str(cache))
+
+
+@pytest.mark.slow
+def test_a_form_is_part_of_the_key_and_of_what_is_kept(cache: Path, tmp_path: Path) -> None:
+    job, other = (Job(f"recompute everything\nsave mm as {form}\n", whole=False) for form in ("bfloat16", "float16"))
+    torch._dynamo.reset()
+    cold, changed, again = map(compile_and_train, (job, other, job))
+    assert [(each["aot hits"], each["aot misses"]) for each in (cold, changed, again)] == [(0, 1), (0, 1), (1, 0)]
+    assert again["gradient"] == cold["gradient"]
+    found = elsewhere([job, other], tmp_path, cache)
+    assert [(each["aot hits"], each["from cache"]) for each in found] == [(1, [True])] * 2
+    for figure in ("gradient", "bytes", "saved"):
+        assert [each[figure] for each in found] == [cold[figure], changed[figure]]
+    torch.manual_seed(0)
+    made = torch.ones(8, 8) @ Halves(whole=False).first.weight.detach().t()
+    by_hand = (torch.ones(8, 8) @ made.bfloat16().float().t()).t() @ torch.ones(8, 8)
+    assert cold["gradient"] == pytest.approx(by_hand.sum().item(), rel=1e-6)
+    assert changed["gradient"] != pytest.approx(cold["gradient"], rel=1e-6)
 
 
 def test_the_first_compilation_misses_and_is_recorded(cold: dict[str, Any], cache: Path) -> None:
