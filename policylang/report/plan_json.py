@@ -240,6 +240,9 @@ def step_events(
     for ran in lanes.compute:
         details = {"operator": facts.targets[ran.row], "module": facts.modules[ran.row], "bytes": facts.bytes[ran.row]}
         kind = "recomputed" if ran.row in known else "compute"
+        if ran.conversion is not None:
+            kind = ran.conversion.name.lower()
+            details |= {"operator": kind, "bytes": step.schedule.step_bytes(facts, ran.conversion, ran.row)}
         known.add(ran.row)
         details |= _block(step, ran.row, block_names)
         yield _complete(facts.names[ran.row], kind, (ran.start, ran.end), process, _COMPUTE, details)

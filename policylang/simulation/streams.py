@@ -60,6 +60,8 @@ class ComputeRun:
     """0 for a run in the forward."""
     start: float
     end: float
+    conversion: StepKind | None = None
+    """The step that narrows or widens the value, where this is one."""
 
 
 @define
@@ -173,9 +175,11 @@ def walk(facts: Facts, schedule: Schedule, times: NodeTimes, log: RunLog | None 
                     log.copy_waits.append((step, until - now))
                 exposed += until - now
                 now = until
-            case StepKind.SCALE | StepKind.NARROW | StepKind.WIDEN:  # the value is read or written, and its form
+            case StepKind.SCALE | StepKind.NARROW | StepKind.WIDEN as conversion:  # value and form are read or written
                 moved = facts.bytes[row] + schedule.step_bytes(facts, min(kind, StepKind.NARROW), row)
                 now += times.device.overhead + moved / times.device.bandwidth.at(moved)
+                if log is not None:
+                    log.compute.append(ComputeRun(row, region, until, now, conversion))
             case StepKind.FIRST_RUN | StepKind.SECOND_RUN:
                 pass
             case other:
@@ -319,7 +323,8 @@ class _Causes:
         runs = ((row, region if kind == _SECOND_RUN else 0) for kind, row, region in schedule if kind <= _SECOND_RUN)
         self.made = {run: 0.0 if taken[run[0]] else log.ends[run] for run in runs}
         """By node and region, when its result is there; for what a collective takes along, from the beginning."""
-        of_data = [(each.row, each.start) for each in log.compute if self.made[each.row, each.region]]
+        runs_of = (each for each in log.compute if each.conversion is None)
+        of_data = [(each.row, each.start) for each in runs_of if self.made[each.row, each.region]]
         self.starts = [start for _, start in of_data]
         self.over = max((each.end for each in log.compute), default=0.0)
         if in_flight is not None or peak is not None:

@@ -475,6 +475,33 @@ def test_the_trace_of_a_policy_that_schedules_nothing() -> None:
     assert len(trace.collectives) == 4
 
 
+def test_what_is_narrowed_has_its_bars() -> None:
+    """Without them the lane would end before the step does."""
+    device = policylang.load_device("h100-sxm")
+    text = "undecided -> save\nsave mm in first block as float8_e4m3fn per row"
+    made = plan(policylang.parse(text), load(DOCS / "graphs" / "llama3_8b.graph"), JOINT, device=device)
+    (trace,) = traces(made)
+    facts, forms = made.facts, made.schedule.forms
+    bars = [
+        (each["cat"], each["args"]["bytes"])
+        for each in trace.threads[0]
+        if each["cat"] not in ("compute", "recomputed")
+    ]
+    assert sorted(bars) == sorted(
+        bar
+        for row, form in forms.items()
+        for bar in (
+            ("scale", form.scale_bytes(facts.shapes[row] or (), facts.numel[row])),
+            ("narrow", facts.numel[row]),
+            ("widen", facts.bytes[row]),
+        )
+    )
+    assert len(forms) == 2
+    times = node_times(facts, device)
+    assert trace.computes == pytest.approx(step_time(facts, made.schedule, times).step, rel=1e-6)
+    assert not trace.overlaps()
+
+
 def test_what_runs_again_is_marked(sharded_step: Plan) -> None:
     text = "blocks layers.*\nrecompute everything in block\nundecided -> save"
     facts = facts_of(graph(2))
