@@ -384,6 +384,20 @@ def test_router_logits_are_narrowed_only_by_a_line_that_picks_nothing_else() -> 
     assert named.plan.schedule.forms
 
 
+@pytest.mark.slow
+def test_what_steers_a_mixture_of_experts_or_a_dropout_stays() -> None:
+    plan = zoo_traced("mixtral").partition(SAVE + "save everything as bfloat16").plan
+    reasons = {each.reason for each in plan.decisions if each is not None and each.why is Why.STAYS}
+    assert {"topk chooses by it", "topk_1 chooses by it", "it is int64, and no floating-point value"} < reasons
+    assert "it is computed of whole numbers and constants alone, as masks and positions are" in reasons
+    named = zoo_traced("mixtral").partition(SAVE + "save detach in gate as bfloat16").plan
+    assert [plan.facts.names[row] for row in named.schedule.forms] == ["_softmax", "_softmax_1"]
+    plan = zoo_traced("gpt2").partition(SAVE + "save everything where is random as bfloat16").plan
+    assert {plan.facts.dtypes[row] for row in plan.schedule.forms} == {"float32"}
+    masks = [each for each in plan.decisions if each is not None and each.why is Why.STAYS]
+    assert {each.reason for each in masks} == {"it is bool, and no floating-point value"}
+
+
 def test_the_digest_changes_with_the_form() -> None:
     digests = {
         applied(flat_of("mlp"), SAVE + f"save gelu{form}")[1].plan.digest for form in ("", *map(" as {}".format, FORMS))
