@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import policylang
 from policylang.backends.copies import pool
+from policylang.backends.eager import offloaded, region
 from tests.support.drawn import examples
 from tests.support.eager import differences, train
 from tests.support.late import Late, copied_over
@@ -182,6 +183,39 @@ def test_random_blocks_train_on_the_same_bits(
     assert all(torch.equal(one, other) for one, other in zip(expected.buffers(), model.buffers(), strict=True))
     report = policylang.report(model)
     assert report.audit.agrees
+
+
+NARROWED = ("everything", "everything where crosses block", "sin, cos, exp, addmm", "view", "last 3 everything")
+
+
+@given(
+    programs=st.lists(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4), min_size=1, max_size=3),
+    rules=st.lists(st.sampled_from(RULES), max_size=2, unique=True),
+    narrowed=st.sampled_from(NARROWED),
+    form=st.sampled_from(["bfloat16", "float8_e4m3fn per row"]),
+    run=st.sampled_from([plainly, forwards_first]),
+)
+@settings(max_examples=examples(15, 1000))
+def test_what_is_narrowed_is_asked_for_where_it_was(
+    programs: list[list[str]], rules: list[str], narrowed: str, form: str, run: Callable[[nn.Module, int], Tensor]
+) -> None:
+    """With a form that loses nothing in its place, whose bytes the audit notices, the bits are those without it."""
+    where = narrowed.replace(" where", " in block where") if "where" in narrowed else f"{narrowed} in block"
+    lines = ["blocks layers.*", "optional recompute everything in block", *rules, f"optional save {where} as {form}"]
+    text = "\n".join(lines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offloaded, "narrowed", lambda value, _: (value.clone(),))
+        patch.setattr(offloaded, "widened", lambda parts, _: parts[0].clone())
+        patch.setattr(region, "raise_differences", lambda _: None)
+        expected, model = (
+            Model(programs),
+            policylang.checkpoint_model(Model(programs), policylang.parse(text), strict=True),
+        )
+        reference = train(expected, run)
+        for step in reference:
+            assume(all(bool(gradient.isfinite().all()) for gradient in step.gradients.values()))
+            assume(any(bool(gradient.any()) for gradient in step.gradients.values()))
+        assert differences(reference, train(model, run)) == []
 
 
 @pytest.mark.slow
