@@ -27,7 +27,7 @@ from policylang.language.names import SELDOM_IN_GRAPHS
 from policylang.language.operators import OperatorTable
 from policylang.language.shown import counted, shortened
 from policylang.language.statements import format_policy
-from policylang.language.syntax import Policy
+from policylang.language.syntax import Chunk, Policy
 from policylang.planning.capabilities import PLANNED
 from policylang.report.diagnostics import CheckResult, render_text
 
@@ -400,11 +400,13 @@ def check(
 
 def _lossy(policy: Policy | None, plans: Sequence[Plan] | None) -> Iterator[Diagnostic]:
     """The lines that change bits; without a graph those of `chunk`, which may split a sum."""
-    for rule in () if policy is None else policy.narrowing:
+    if policy is None:
+        return
+    for rule in policy.narrowing:
         message = f"`{rule.text}` is lossy: the backward computes with other bits than the forward made"
         fixes = [] if rule.tail is None else [left_out(rule.tail)]
         yield diagnose("APL216", message, rule.span, help="save these values as they are", fixes=fixes)
-    for at, chunk in () if policy is None else policy.chunks:
+    for at, chunk in ((at, each) for at, each in enumerate(policy.rewrites) if isinstance(each, Chunk)):
         split = [name for made in plans or () for name in made.edits.of(at).split_sums]
         if split or plans is None:
             sums = f"{counted(len(split), 'sum')} split, `{split[0]}` first" if split else "it may split sums"

@@ -655,16 +655,6 @@ class Policy:
         return tuple(rule for rule in self.rules if rule.form is not None)
 
     @property
-    def chunks(self) -> tuple[tuple[int, Chunk], ...]:
-        """The lines that run a part slice by slice, with their numbers among the rewrites."""
-        return tuple((at, each) for at, each in enumerate(self.rewrites) if isinstance(each, Chunk))
-
-    @property
     def offloads(self) -> bool:
         """True if a rule offloads."""
         return any(rule.action.offloads for rule in self.rules)
-
-    @property
-    def moves(self) -> bool:
-        """True if a rule offloads or narrows."""
-        return self.offloads or bool(self.narrowing)

@@ -489,12 +489,7 @@ class _BlockCopies:
     steps between those that run."""
 
     def __init__(
-        self,
-        facts: Facts,
-        checkpoints: Checkpoints,
-        moved: Collection[int],
-        runs: Sequence[Sequence[int]],
-        forms: MovedRows,
+        self, facts: Facts, checkpoints: Checkpoints, moved: Collection[int], runs: list[list[int]], forms: MovedRows
     ) -> None:
         self.facts, self.of, self.forms = facts, checkpoints.of, forms
         self.steps: list[ScheduleStep] = []

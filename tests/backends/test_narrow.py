@@ -181,6 +181,7 @@ def assert_kept_as_planned(gm: fx.GraphModule, plan: Plan) -> None:
     [
         ("mlp", SAVE + "save gelu, addmm as bfloat16"),
         ("mlp", SAVE + "save everything as float8_e4m3fn per row"),
+        ("mlp", "recompute everything\nsave addmm as bfloat16"),
         ("resnet", "undecided -> save\nsave convolution as bfloat16"),
         pytest.param("llama", SAVE + "save everything as bfloat16", marks=pytest.mark.slow),
         pytest.param("gpt2", SAVE + "save matmul as float8_e5m2 per row", marks=pytest.mark.slow),
@@ -478,14 +479,3 @@ def test_the_last_rule_wins() -> None:
     ):
         _, outcome = applied(flat_of("mlp"), SAVE + text)
         assert {form.text for form in outcome.plan.schedule.forms.values()} == forms
-
-
-def test_what_is_recomputed_reads_the_widened_value() -> None:
-    flat = flat_of("mlp")
-    text = "recompute everything\nsave addmm as bfloat16"
-    after, outcome = applied(flat, text)
-    assert outcome.plan.schedule.forms
-    assert outcome.audit.recomputed
-    recomputing, saving = after.run(), applied(flat, SAVE + "save addmm, gelu as bfloat16")[0].run()
-    assert_bitwise_equal(recomputing[:1], saving[:1])
-    assert not all(map(torch.equal, recomputing, flat.fresh().run()))

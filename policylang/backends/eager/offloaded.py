@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 from weakref import ref
 
 import torch
@@ -59,16 +59,6 @@ class NarrowedPart:
     dtype: torch.dtype
     address: int
     version: int
-
-    @classmethod
-    def of(cls, part: Tensor, form: NarrowForm) -> NarrowedPart:
-        address = storage_address(part)
-        assert address is not None
-        return cls(form, narrowed(part.detach(), form), part.dtype, address, version(part))
-
-    def is_of(self, part: Tensor, form: NarrowForm) -> bool:
-        narrow = self.tensors[0]
-        return self.form == form and (narrow.size(), narrow.stride()) == (part.size(), part.stride())
 
     def back(self) -> Tensor:
         return widened(self.tensors, self.dtype)
@@ -120,9 +110,6 @@ def back(value: Any, name: str) -> Any:
     return tree_unflatten([leaf.back() if isinstance(leaf, MovedTensor) else leaf for leaf in leaves], spec)
 
 
-_Value = TypeVar("_Value", HostValue, NarrowedPart)
-
-
 @define(eq=False)
 class Offloading:
     """Shared by the blocks of a model."""
@@ -137,8 +124,8 @@ class Offloading:
     """What of it a checkpoint has taken."""
     stayed: int = 0
     """How often none did: the value was no argument of one, or hooks around the checkpoint keep it."""
-    _values: dict[int, tuple[StorageWeakRef, ref[HostValue | NarrowedPart]]] = field(factory=dict)
-    """By address, memory that is moved or narrowed already."""
+    _values: dict[int, tuple[StorageWeakRef, object, ref[Any]]] = field(factory=dict)
+    """By address, memory that is moved or narrowed already, and what makes a narrow form the same."""
 
     def returned(self, plain: Sequence[Tensor], parts: MovedRows) -> None:
         """A block has returned these plain parts; some of them are to be moved, or narrowed to a form."""
@@ -150,13 +137,13 @@ class Offloading:
         for number, form in parts.items():
             if number < len(plain) and (address := storage_address(plain[number])) is not None:
                 with outside_of_modes():
-                    narrow = None if form is None else self._narrowed(plain[number], form)
+                    narrow = None if form is None else self._instead(plain[number], form)
                 self.crossing[address] = StorageWeakRef(plain[number].untyped_storage()), narrow
 
-    def held_of(self, part: Tensor) -> Sequence[Tensor]:
+    def held_of(self, part: Tensor) -> list[Tensor]:
         """What the next checkpoint holds on the device of what a block has returned."""
         _, narrow = self.crossing.get(storage_address(part) or 0, (None, None))
-        return (part,) if narrow is None else narrow.tensors
+        return [part] if narrow is None else [*narrow.tensors]
 
     def moved(self, value: Any, parts: MovedRows | None = None) -> Any:
         """A structure with what stands for its tensors; the same object where there is nothing to move. ``parts`` are
@@ -173,8 +160,8 @@ class Offloading:
                 wanted = self._taken(plain, number) if parts is None else parts
                 for each, part in enumerate(plain):
                     if number + each in wanted and _can_move(part):
-                        form = wanted[number + each]
-                        now[each] = self._narrowed(part, form) if form is not None else self._on_its_way(part)
+                        value = self._instead(part, wanted[number + each])
+                        now[each] = _MovedPart.of(part, value) if isinstance(value, HostValue) else value
                         found[at] = MovedTensor(layout, now, leaf.requires_grad)
                 number += len(plain)
         return tree_unflatten(found, spec) if moved_in(found) else value
@@ -190,25 +177,16 @@ class Offloading:
                 found[number] = None if narrow is None else narrow.form
         return found
 
-    def _on_its_way(self, part: Tensor) -> _MovedPart:
-        known = self._known(part)
-        return _MovedPart.of(part, known if isinstance(known, HostValue) else self._noted(part, HostValue(part)))
-
-    def _narrowed(self, part: Tensor, form: NarrowForm) -> NarrowedPart:
-        known = self._known(part)
-        if isinstance(known, NarrowedPart) and known.is_of(part, form):
-            return known
-        return self._noted(part, NarrowedPart.of(part, form))
-
-    def _known(self, part: Tensor) -> HostValue | NarrowedPart | None:
-        memory, known = self._values.get(storage_address(part) or 0, (None, lambda: None))
-        value = None if memory is None or memory.expired() else known()
-        return None if value is None or value.version != version(part) else value
-
-    def _noted(self, part: Tensor, value: _Value) -> _Value:
-        address = storage_address(part)
+    def _instead(self, part: Tensor, form: NarrowForm | None) -> Any:
+        address, now = storage_address(part), version(part)
         assert address is not None
-        self._values[address] = StorageWeakRef(part.untyped_storage()), ref(value)
+        kind = None if form is None else (form, part.dtype, part.size(), part.stride())
+        memory, before, known = self._values.get(address, (None, None, lambda: None))
+        value = None if memory is None or memory.expired() or before != kind else known()
+        if value is None or value.version != now:
+            parts = () if form is None else narrowed(part.detach(), form)
+            value = HostValue(part) if form is None else NarrowedPart(form, parts, part.dtype, address, now)
+            self._values[address] = StorageWeakRef(part.untyped_storage()), kind, ref(value)
         return value
 
 

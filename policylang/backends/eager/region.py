@@ -218,7 +218,9 @@ class CheckpointRegion:
             if observation.hooked and not self.idle and any(each.requires_grad for each in returned):
                 problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
             self.idle = True
-            if not self.policy.moves:  # else the next checkpoint is to move what the block returns
+            if not (
+                self.policy.offloads or self.policy.narrowing
+            ):  # else the next checkpoint is to move what the block returns
                 return None
         # all its ranks have run the block's collectives by now; the recomputed ones are compared before they run
         with comparing(self.topic(module), known=self.agreed, around=observation.gathered_over):
@@ -242,11 +244,11 @@ class CheckpointRegion:
             call = observed_call(self._call(key, module, kept, before.surroundings(volatile)), observation)
             for positions in instructions.leaving.values():
                 call.leave(positions)
-            self._audit(kept, call, before, self._handed(instructions, returned))
+            self._audit(kept, call, before, returned)
         announce(AppliedPlan(_PATH.name, instructions.plan, kept.audit))
         return call
 
-    def _handed(self, instructions: PlannedInstructions, returned: Iterable[Tensor]) -> dict[int, Sequence[Tensor]]:
+    def _handed(self, instructions: PlannedInstructions, returned: Iterable[Tensor]) -> dict[int, list[Tensor]]:
         """A block has returned: by node, what the next checkpoint is to hold on the device because a rule says so."""
         plain = take_apart(list(returned))[0]
         self.offloading.returned(plain, instructions.returned)
@@ -284,15 +286,13 @@ class CheckpointRegion:
 
         return FollowedCall(self._named(module), kept.instructions, drifted, found, offloading=self.offloading)
 
-    def _audit(
-        self, kept: CachedPlan, call: FollowedCall, before: Before, handed: Mapping[int, Sequence[Tensor]]
-    ) -> None:
+    def _audit(self, kept: CachedPlan, call: FollowedCall, before: Before, returned: Sequence[Tensor]) -> None:
         instructions = kept.instructions
         planned = [at for at in call.entries if instructions.is_planned(at)]
-        held: dict[int, Sequence[Tensor]] = {
+        held = {
             instructions.rows[at]: list(_on_device(call.entries[at].value, instructions.read.get(at))) for at in planned
         }
-        held |= handed
+        held |= self._handed(instructions, returned)
         outside = take_apart(before.alive())[0]
         kept.audit = audit_eager(instructions.plan, instructions.needs, held, outside)
         kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes
