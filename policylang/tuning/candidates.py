@@ -7,7 +7,6 @@ short the blocks' outputs, or all.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from statistics import median_low
@@ -37,39 +36,63 @@ Prefix = tuple[str, ...]
 
 def stacks(facts: Facts) -> tuple[str, BlockTable]:
     """The glob of a ``blocks`` statement, and the blocks that there are then. The glob is empty where the language's
-    own choice takes all that there is."""
+    own choice takes all that there is.
+
+    Blocks are the children of the outermost lists that repeat: the 16 bottlenecks of a ResNet-50, not its four stages.
+    """
     alone = blocks_of(facts)
     if not alone.names or any(region is not None for region in facts.ac_regions):
         return "", alone
-    found = _outermost_lists(facts)
-    if len(found) < 2:
+    repeated = _repeated_lists(facts)
+    nodes = Counter(_starred(facts.modules[row], repeated) for row in facts.forward)
+    found = [prefix for prefix, count in nodes.items() if prefix and count >= _LEAST * len(facts.forward)]
+    if not found:
         return "", alone
     parents = list(dict.fromkeys(prefix[-2] if len(prefix) > 1 else "" for prefix in found))
     names = list(dict.fromkeys(prefix[-1] for prefix in found))
-    if len(names) == 1 and len(parents) > 1 and all(parents):
+    if len(found) == 1:
+        numbered = found[0].index("*") if "*" in found[0] else len(found[0])
+        glob = ".".join((*found[0][numbered - 1 :], "*"))
+    elif len(names) == 1 and all(parents):
         glob = f"{{{','.join(parents)}}}.{names[0]}.*"
     else:
-        glob = f"{{{','.join(names)}}}.*" if len(names) > 1 else f"{names[0]}.*"
+        glob = f"{{{','.join(names)}}}.*"
     together = blocks_of(facts, PathGlob(glob))
-    inside = re.compile(rf"(?:{'|'.join(re.escape('.'.join(prefix)) for prefix in found)})\.\d+(?:\.|$)")
-    wanted = sum(1 for row in facts.forward if inside.match(facts.modules[row]))
+    if list(together.block_of) == list(alone.block_of):
+        return "", alone
+    wanted = sum(nodes[prefix] for prefix in found)
     got = sum(1 for row in facts.forward if facts.modules[row] and together.block_of[row] >= 0)
     return (glob, together) if wanted == got else ("", alone)
 
 
-def _outermost_lists(facts: Facts) -> list[Prefix]:
-    """The paths with two or more numbered children, none inside another, that hold a good part of the forward."""
-    nodes: Counter[Prefix] = Counter()
-    children: dict[Prefix, set[str]] = {}
-    for path, count in Counter(facts.modules[row] for row in facts.forward).items():
-        parts = path.split(".")
-        at = next((at for at, part in enumerate(parts) if part.isdigit()), 0)
-        if at:
-            prefix = tuple(parts[:at])
-            nodes[prefix] += count
-            children.setdefault(prefix, set()).add(parts[at])
-    least = _LEAST * len(facts.forward)
-    return [prefix for prefix, count in nodes.items() if count >= least and len(children[prefix]) > 1]
+def _starred(path: str, repeated: Collection[Prefix]) -> Prefix:
+    """The outermost list of a path that repeats; none is empty."""
+    parts = path.split(".")
+    ends = (at for at, part in enumerate(parts) if part.isdigit())
+    prefixes = (tuple("*" if part.isdigit() else part for part in parts[:at]) for at in ends)
+    return next((prefix for prefix in prefixes if prefix in repeated), ())
+
+
+def _repeated_lists(facts: Facts) -> frozenset[Prefix]:
+    """The paths with numbered children of which two compute the same."""
+    words: dict[object, int] = {}
+    children: dict[tuple[Prefix, str], list[int]] = {}
+    numbered = {
+        path: [(parts[:at], part, parts[at + 1 :]) for at, part in enumerate(parts) if part.isdigit()]
+        for path in dict.fromkeys(facts.modules[row] for row in facts.forward)
+        if (parts := tuple(path.split(".")))
+    }
+    for row in facts.forward:
+        for prefix, number, within in numbered[facts.modules[row]]:
+            word = facts.targets[row], within, facts.bytes[row], facts.flops[row]
+            children.setdefault((prefix, number), []).append(words.setdefault(word, len(words)))
+    seen: set[tuple[Prefix, tuple[int, ...]]] = set()
+    found: set[Prefix] = set()
+    for (prefix, _), each in children.items():
+        if (alike := (prefix, tuple(each))) in seen:
+            found.add(tuple("*" if part.isdigit() else part for part in prefix))
+        seen.add(alike)
+    return frozenset(found)
 
 
 Pattern = tuple[int, ...]

@@ -77,7 +77,8 @@ class ValueClasses:
 
 
 def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, glob: str = "") -> ValueClasses:
-    """The classes in graph order; one pass. ``glob`` is of the blocks."""
+    """The classes in graph order. ``glob`` is of the blocks. A number in a block's path is left out but where values
+    differ by it: a convolution of 1×1 and one of 3×3 are two classes."""
     owners, flags, block_of = facts.owners, facts.flags, blocks.block_of
     prefixes = _prefixes(facts, blocks)
     of = array("i", [-1]) * len(facts)
@@ -85,6 +86,24 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
     rows: list[list[int]] = []
     seen: Counter[tuple[int, str, str]] = Counter()
     shortened: dict[tuple[int, str], str] = {}
+    sizes: dict[tuple[int, str, str, int], tuple[object, ...]] = {}
+    unlike: set[str] = set()  # paths of which numbers tell values apart
+    for row in facts.forward:
+        block, path = block_of[row], facts.modules[row]
+        if block != OUTSIDE and owners[row] == row:
+            module = shortened.get((block, path))
+            if module is None:
+                module = shortened[block, path] = _NUMBER.sub("*", _within(path, prefixes[block]))
+            if "*" in module:
+                counted = (block, facts.targets[row], path)
+                seen[counted] += 1
+                size = facts.shapes[row], facts.bytes[row], facts.flops[row]
+                if sizes.setdefault((block, facts.targets[row], module, seen[counted]), size) != size:
+                    unlike.add(module)
+    seen.clear()
+    shortened = {
+        key: _within(key[1], prefixes[key[0]]) if module in unlike else module for key, module in shortened.items()
+    }
     for row in facts.forward:
         if owners[row] != row or flags[row] & (Flag.SYMBOLIC | Flag.SEED):
             continue
