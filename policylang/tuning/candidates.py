@@ -1,6 +1,6 @@
 """The candidates of a tuning: mixtures of patterns that might be written, with their composed figures and their texts.
 
-Patterns are points of the linear program's hull, and what people do. In variants of a pattern some of what it saves
+Patterns are the best choices of whole classes, and what people do. In variants of a pattern some of what it saves
 waits on the host: the largest classes, as much of a block as is copied while the block computes, and where memory is
 short the blocks' outputs, or all.
 """
@@ -25,7 +25,6 @@ from policylang.planning.value_outcome import Decision, Why, offloads
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.composition import NO_RULES, Composition, Ints, Mixtures, SegmentProfile
 from policylang.tuning.decision_list import Zone, scripts
-from policylang.tuning.lower_hull import HullPoint
 from policylang.tuning.phrases import Option, ValueClasses, Vocabulary
 
 _LEAST = 0.1
@@ -154,26 +153,6 @@ def texts_by_hand(blocks: int) -> Iterator[str]:
         yield f"recompute everything\nsave everything where crosses cut per {size}\n"
     if blocks > 1:
         yield "recompute everything in every 2nd block\nsave attention in block\nundecided -> save\n"
-
-
-def thinned(points: Sequence[HullPoint], least: float) -> list[HullPoint]:
-    """Without the points less than ``least`` seconds below the line between those that stay (Douglas and Peucker,
-    "Algorithms for the reduction of the number of points", 1973)."""
-    kept = {0, len(points) - 1}
-    pending = [(0, len(points) - 1)]
-    while pending:
-        left, right = pending.pop()
-        here, there = points[left], points[right]
-        farthest, depth = -1, least
-        for at in range(left + 1, right):
-            share = (here.saved - points[at].saved) / max(here.saved - there.saved, 1)
-            below = here.seconds + share * (there.seconds - here.seconds) - points[at].seconds
-            if below > depth:
-                farthest, depth = at, below
-        if farthest >= 0:
-            kept.add(farthest)
-            pending += [(left, farthest), (farthest, right)]
-    return [points[at] for at in sorted(kept)]
 
 
 _FEW = 2
@@ -313,6 +292,11 @@ def candidate_table(
     shapes = [(FIRST, blocks)]
     shapes += [(kind, number) for number in range(1, blocks) for kind in (FIRST, LAST)]
     shapes += [(EVERY, number) for number in range(2, min(blocks // 2, 8) + 1)]
+    staged = any(each.stage for each in composition.classes.all)
+    if staged:  # the patterns tell stages apart: those next to each other are mixed
+        shapes = [each for each in shapes if each[0] != EVERY]
+    ordered = sorted(range(count), key=lambda number: (int(patterns[number].saved.sum()), number))
+    rank = {number: at for at, number in enumerate(ordered)}
     rows: list[tuple[int, ...]] = []
     unlike = _unlike_outside(composition, patterns)
     least = min(unlike, key=lambda number: (int(patterns[number].saved[-1]), number), default=0)
@@ -321,12 +305,14 @@ def candidate_table(
             alone = one == other
             if not alone and not mixed and not (patterns[one].saves_outputs and patterns[other].saves_outputs):
                 continue
+            if staged and abs(rank[one] - rank[other]) > _NEAR:
+                continue
             arounds = dict.fromkeys((one, *unlike) if alone else (one, other, least))
             for kind, number in shapes:
                 if alone is (number == blocks) and (kind == EVERY or one <= other):
                     rows += [(one, other, other, around, kind, number, 0) for around in arounds]
             near = _NEAR if blocks <= _FEW_BLOCKS else 1
-            if alone or abs(one - other) > near:
+            if staged or alone or abs(one - other) > near:
                 continue
             thirds = [
                 third
@@ -425,7 +411,7 @@ class Writer:
         self._known: dict[tuple[int, int, int, int, bool], str | None] = {}
 
     def text(self, all_of: CandidateTable, at: int, blocks: int) -> str | None:
-        """The text of a candidate; None where ten statements do not hold it."""
+        """The text of a candidate; None where 16 statements do not hold it."""
         zone, rest, around = int(all_of.zone[at]), int(all_of.rest[at]), int(all_of.around[at])
         kind, number, last = int(all_of.kind[at]), int(all_of.number[at]), int(all_of.last[at])
         end = int(all_of.end[at]) if last else -1

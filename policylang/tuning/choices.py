@@ -24,7 +24,7 @@ from array import array
 from collections.abc import Collection, Sequence
 from math import fsum
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient
@@ -185,6 +185,46 @@ def choices_of(
         moved=moved,
         fixed=bytes(fixed),
     )
+
+
+def merged(choices: Choices, classes: Sequence[int]) -> tuple[Choices, Sequence[int]]:
+    """The choices of whole classes, and by column that of its class: what becomes of one value becomes of all of its
+    class, as rules say it. ``classes``: by node; ``rows`` has one node of each class."""
+    facts = choices.facts
+    pieces: dict[int, int] = {}
+    families: dict[tuple[bool, int, int], int] = {}
+    column_of: list[int] = []
+    seconds: list[list[float]] = []
+    sizes: list[int] = []
+    rows: list[int] = []
+    for row, size, second in zip(choices.rows, choices.sizes, choices.seconds, strict=True):
+        keeps, number, piece = choices.keeps[row] == len(column_of), classes[row], 0
+        if keeps and number >= 0:  # the results of one operator are kept each for itself
+            piece = pieces[facts.owners[row]] = pieces.get(facts.owners[row], -1) + 1
+        elif choices.runs[row] == len(column_of):
+            piece = -1
+        elif not keeps:
+            piece = -2
+        if number < 0:
+            number = -2 - row
+        at = families.setdefault((keeps, number, piece), len(families))
+        if at == len(rows):
+            rows.append(row)
+            sizes.append(0)
+            seconds.append([])
+        sizes[at] += size
+        seconds[at].append(second)
+        column_of.append(at)
+    column_of.append(NONE)  # of what is none
+    clauses = {(column_of[kept], column_of[runs], column_of[asked]): None for kept, runs, asked in choices.clauses}
+    together = evolve(
+        choices,
+        seconds=list(map(fsum, seconds)),
+        sizes=sizes,
+        rows=rows,
+        clauses=tuple(each for each in clauses if each[2] == NONE or each[2] not in each[:2]),
+    )
+    return together, column_of[:-1]
 
 
 class _Problem:

@@ -14,9 +14,10 @@ from attrs import evolve, frozen
 
 from policylang.tuning.phrases import EVERYTHING, Option, Phrase, Vocabulary
 
-MOST_STATEMENTS = 10
+MOST_STATEMENTS = 16
 _MOST_LISTED = 5
 _LONGEST = 110
+_MOST_PHRASES = 24
 _ACTIONS = {Option.RECOMPUTE: "recompute", Option.SAVE: "save", Option.OFFLOAD: "offload"}
 
 
@@ -57,7 +58,7 @@ class Script:
         return count + 0.3 * sum(phrase.cost for group in self.groups for phrase in group.phrases)
 
     def text(self, head: str, *, override: bool) -> str | None:
-        """The policy's text after ``head``, a statement or none; None where it takes more than ten statements."""
+        """The policy's text after ``head``, a statement or none; None where it takes more than 16 statements."""
         room = MOST_STATEMENTS - len(self.ground) - bool(self.rest) - bool(head)
         lists = [[[phrase] for phrase in group.phrases] for group in self.groups]
         while sum(map(len, lists)) > room:
@@ -194,7 +195,7 @@ def _cover(phrases: Sequence[Phrase], must: int, never: int) -> tuple[Phrase, ..
     left = must
     while left:
         best = max(pure, key=lambda phrase: (phrase.mask & left).bit_count() / phrase.cost, default=None)
-        if best is None or not best.mask & left:
+        if best is None or not best.mask & left or len(chosen) == _MOST_PHRASES:
             return None
         chosen.append(best)
         left &= ~best.mask
@@ -211,12 +212,12 @@ def _with_braces(phrases: Sequence[Phrase]) -> tuple[Phrase, ...]:
     """One operator in several modules with one parent becomes one phrase: ``mm in attention.{wq,wk}``."""
     made: list[Phrase] = []
 
-    def family(phrase: Phrase) -> tuple[str, str, str, str]:
+    def family(phrase: Phrase) -> tuple[str, str, str, str, str]:
         parent = phrase.module.rpartition(".")[0] if phrase.module else "-"
-        return phrase.subject, phrase.position, phrase.predicate, parent
+        return phrase.subject, phrase.position, phrase.predicate, phrase.stages, parent
 
     ordered = sorted(phrases, key=lambda phrase: (family(phrase), phrases.index(phrase)))
-    for (_, _, _, parent), each in groupby(ordered, key=family):
+    for (_, _, _, _, parent), each in groupby(ordered, key=family):
         group = list(each)
         if len(group) > 1 and group[0].module and not group[0].predicate:
             children = ",".join(phrase.module.rpartition(".")[2] for phrase in group)
@@ -241,7 +242,8 @@ def _join_two(groups: Sequence[RuleGroup], lists: list[list[list[Phrase]]]) -> b
         for left in range(len(each)):
             for right in range(left + 1, len(each)):
                 joined = each[left] + each[right]
-                if len(joined) > _MOST_LISTED or not all(phrase.is_plain for phrase in joined):
+                alike = len({phrase.stages for phrase in joined}) == 1 and all(phrase.is_plain for phrase in joined)
+                if len(joined) > _MOST_LISTED or not alike:
                     continue
                 length = len(_listed(joined, group))
                 if length <= _LONGEST and (best is None or (length, at, left, right) < best):
@@ -256,5 +258,5 @@ def _join_two(groups: Sequence[RuleGroup], lists: list[list[list[Phrase]]]) -> b
 def _listed(phrases: Sequence[Phrase], group: RuleGroup) -> str:
     if len(phrases) == 1:
         return phrases[0].text(group.place, inside=group.inside)
-    parts = ", ".join(phrase.text("", inside=group.inside) for phrase in phrases)
-    return f"({parts}) {group.place}".rstrip()
+    parts = ", ".join(evolve(phrase, stages="").text("", inside=group.inside) for phrase in phrases)
+    return evolve(phrases[0], subject=f"({parts})", module="").text(group.place, inside=group.inside)

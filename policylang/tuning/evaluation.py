@@ -10,7 +10,7 @@ from typing import Literal
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, mask_of
-from policylang.language.diagnostics import Source
+from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.layout import format_source
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable
@@ -109,6 +109,10 @@ class Infeasible:
     """The candidate that comes nearest."""
 
 
+_IDLE = (refusals.MATCHES_NOTHING, refusals.NO_EFFECT)
+"""Of lines without which nothing changes: what is written for all blocks may be in some of them only."""
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Runs with the cyclic garbage collector off: schedule steps form no cycles, and scanning them takes a sixth
@@ -140,13 +144,17 @@ class Evaluation:
     def planned(self, text: str) -> Plan | None:
         """The plan of a text; None if it has any diagnostic, except a note that some offloaded values stay on the
         device: the simulation covers that."""
+        made = self._planned(text)
+        return None if isinstance(made, list) else made
+
+    def _planned(self, text: str) -> Plan | list[Diagnostic]:
         loaded = parse_policy(text, operators=self.operators)
         if loaded.policy is None or loaded.diagnostics:
-            return None
+            return list(loaded.diagnostics)
         made = plan(loaded.policy, self.facts, self.capabilities)
         offloads = loaded.policy.offloads
         against = [each for each in made.diagnostics if not (offloads and each.code == refusals.STAYS_ON_DEVICE)]
-        return None if against else made
+        return against or made
 
     def of(self, text: str) -> Candidate | None:
         """The candidate of a text, in canonical form; None if it has a diagnostic, or leaves a value to PyTorch's
@@ -171,9 +179,14 @@ class Evaluation:
 
     def _evaluate(self, text: str) -> Candidate | None:
         formatted = format_source(Source("<tuned>", text)).text
-        made = None if formatted is None else self.planned(formatted)
-        if made is None or formatted is None:
+        if formatted is None:
             return None
+        made = self._planned(formatted)
+        if isinstance(made, list):
+            lines = formatted.splitlines(keepends=True)
+            changes_nothing = {each.span.line - 1 for each in made if each.span is not None and each.code in _IDLE}
+            kept = "".join(line for at, line in enumerate(lines) if at not in changes_nothing)
+            return self.of(kept) if changes_nothing else None
         needs = saved_and_recomputed(made)
         if not needs.final or (made.policy.offloads and not needs.offloaded):
             return None

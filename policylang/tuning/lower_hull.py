@@ -12,7 +12,7 @@ computes only whole numbers, exact in a double and equal on every machine.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import frexp, fsum, inf, ldexp
 from typing import Any
 
@@ -24,7 +24,7 @@ from policylang.graph.facts import Facts, Flag
 from policylang.language.diagnostics import diagnose
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.choices import MUST_RUN, NONE, Choices, choices_of
+from policylang.tuning.choices import MUST_RUN, NONE, Choices, choices_of, merged
 
 SCALE = 2.0**50
 
@@ -67,6 +67,10 @@ OPTIONS: dict[str, Any] = {
     "mip_rel_gap": 0.0,
     "mip_max_nodes": 1000,
 }
+_WHOLE = {"presolve": "on", "mip_rel_gap": 0.01, "mip_max_nodes": 5, "mip_allow_restart": False}
+_UNITS = 1e6
+_LINE = 5e-4
+"""The share of all that may be recomputed that a line is worth."""
 
 
 class Relaxation:
@@ -139,6 +143,35 @@ class Relaxation:
                 rounded = numpy.rint(numpy.asarray(highs.getSolution().col_value))
         highs.clearSolver()
         return rounded
+
+    def within(
+        self,
+        ticks: Sequence[int],
+        sizes: Sequence[int],
+        limits: Sequence[int],
+        unlike: Sequence[tuple[int, int]],
+    ) -> Iterator[tuple[int, ...]]:
+        """The whole choices of least cost in so many bytes, by branch and bound. A pair of columns that are both 1 is
+        one line more, which costs a little too. After it no other objective is asked for."""
+        highs, numpy, count, infinite = self.highs, self.numpy, len(self.every_column), self.highspy.kHighsInf
+        seconds, size = _UNITS / max(sum(ticks), 1), _UNITS / max(sum(sizes), 1)
+        costs = numpy.rint(numpy.asarray(ticks, dtype=numpy.float64) * seconds)
+        highs.changeColsCost(count, self.every_column, costs)
+        kind = int(self.highspy.HighsVarType.kInteger)
+        highs.changeColsIntegrality(count, self.every_column, numpy.full(count, kind, numpy.uint8))
+        for at, pair in enumerate(unlike, count):
+            highs.addCol(_LINE * _UNITS, 0.0, 1.0, 0, [], [])
+            highs.addRow(-infinite, 1.0, 3, numpy.array([*pair, at]), numpy.array([1.0, 1.0, -1.0]))
+        for name, setting in _WHOLE.items():
+            highs.setOptionValue(name, setting)
+        budget = len(self.every_row) + len(unlike)
+        highs.addRow(-infinite, 0.0, count, self.every_column, numpy.ceil(numpy.asarray(sizes) * size))
+        for limit in limits:
+            highs.changeRowBounds(budget, -infinite, limit * size)
+            highs.run()
+            values = numpy.asarray(highs.getSolution().col_value)[:count]
+            if len(values) and highs.getInfo().primal_solution_status == 2:
+                yield tuple((values > 0.5).nonzero()[0].tolist())
 
     def narrow(self) -> None:
         """From now on choose only among what is as cheap as the last choice: what has a reduced cost stays at its
@@ -273,6 +306,38 @@ def hull_of(choices: Choices) -> tuple[HullPoint, ...]:
     if not choices.rows:
         return (_point(choices, ()),)
     return tuple(_point(choices, vertex.columns) for vertex in Hull(choices).vertices())
+
+
+def written_points(
+    choices: Choices, classes: Sequence[int], count: int, beside: Sequence[tuple[int, int]] = ()
+) -> tuple[list[HullPoint], list[HullPoint]]:
+    """The points of the lower hull over choices of whole classes, and the best such choices at so many numbers of bytes
+    in between. They are what rules can say; of classes ``beside`` each other, one rule says both that are alike."""
+    together, column_of = merged(choices, classes)
+    if not together.rows:
+        return [_point(choices, ())], []
+    hull = Hull(together)
+    found = hull.vertices()
+    low, high = found[-1].bytes, found[0].bytes
+    limits = [low + (high - low) * (step + 1) // (count + 1) for step in range(count)]
+    columns_of: dict[int, tuple[list[int], list[int]]] = {}
+    for column, (row, size) in enumerate(zip(together.rows, together.sizes, strict=True)):
+        columns_of.setdefault(classes[row], ([], []))[not size].append(column)
+    nothing = list[int](), list[int]()
+    unlike = [
+        (kept, runs)
+        for pair in beside
+        for one, other in (pair, pair[::-1])
+        for kept in columns_of.get(one, nothing)[0]
+        for runs in columns_of.get(other, nothing)[1]
+    ]
+    between = dict.fromkeys(hull.relaxation.within(hull.ticks, together.sizes, limits, unlike))
+
+    def point(columns: Sequence[int]) -> HullPoint:
+        on = set(columns)
+        return _point(choices, [column for column, at in enumerate(column_of) if at in on])
+
+    return [point(vertex.columns) for vertex in found], [point(columns) for columns in between]
 
 
 def bound_at(hull: Sequence[HullPoint], saved: float) -> float:

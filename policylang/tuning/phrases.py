@@ -13,7 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from attrs import evolve, field, frozen
 
@@ -53,6 +53,10 @@ class ValueClass:
     """Within the block; outside of blocks the whole path, a ``*`` for each number."""
     position: int
     """Counted from 1 among the values of this operator in this module."""
+    stage: str = ""
+    """The list of blocks, where blocks are in several: ``stages.0``."""
+    first: bool = False
+    """True if the first block of each list is unlike the others, and they are in it."""
 
 
 @frozen(eq=False)
@@ -71,9 +75,19 @@ class ValueClasses:
     """The outputs that blocks pass to each other or to what follows them."""
     views: frozenset[int] = field(repr=False)
     """Views of other values."""
+    all_cross: bool
+    """True if ``where crosses block`` selects whole classes."""
 
     def __len__(self) -> int:
         return len(self.all)
+
+    @property
+    def beside(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of classes that differ in their stages alone, each with the next."""
+        alike: dict[ValueClass, list[tuple[bool, int]]] = {}
+        for number, each in enumerate(self.all if any(each.stage for each in self.all) else ()):
+            alike.setdefault(evolve(each, stage="", first=False), []).append((each.first, number))
+        return tuple((one, other) for each in alike.values() for (_, one), (_, other) in pairwise(sorted(each)))
 
 
 def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, glob: str = "") -> ValueClasses:
@@ -87,10 +101,12 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
     seen: Counter[tuple[int, str, str]] = Counter()
     shortened: dict[tuple[int, str], str] = {}
     sizes: dict[tuple[int, str, str, int], tuple[object, ...]] = {}
+    kinds: list[list[tuple[str, int, int]]] = [[] for _ in blocks.names]
     unlike: set[str] = set()  # paths of which numbers tell values apart
     for row in facts.forward:
         block, path = block_of[row], facts.modules[row]
         if block != OUTSIDE and owners[row] == row:
+            kinds[block].append((facts.targets[row], facts.bytes[row], facts.flops[row]))
             module = shortened.get((block, path))
             if module is None:
                 module = shortened[block, path] = _NUMBER.sub("*", _within(path, prefixes[block]))
@@ -101,6 +117,7 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
                 if sizes.setdefault((block, facts.targets[row], module, seen[counted]), size) != size:
                     unlike.add(module)
     seen.clear()
+    stages = _stages(prefixes, kinds)
     shortened = {
         key: _within(key[1], prefixes[key[0]]) if module in unlike else module for key, module in shortened.items()
     }
@@ -116,7 +133,7 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
             module = shortened[block, path] = _NUMBER.sub("*", _within(path, prefixes[block]))
         counted = (block, facts.targets[row], path)
         seen[counted] += 1
-        each = ValueClass(block != OUTSIDE, facts.targets[row], module, seen[counted])
+        each = ValueClass(block != OUTSIDE, facts.targets[row], module, seen[counted], *stages[block])
         number = numbers.setdefault(each, len(numbers))
         if number == len(rows):
             rows.append([])
@@ -125,11 +142,13 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
     for row in facts.forward:
         if owners[row] != row and not flags[row] & Flag.SYMBOLIC:
             of[row] = of[owners[row]]
-    crossing = {
-        of[row]
+    handed_on = [
+        row
         for row in facts.forward
         if block_of[row] != OUTSIDE and any(block_of[user] != block_of[row] for user in forward_users(facts, row))
-    }
+    ]
+    crossing = {of[row] for row in handed_on}
+    count = Counter(of[row] for row in {owners[row] for row in handed_on})
     roots = facts.storage_roots
     views = {of[row] for row in facts.forward if owners[row] == row and roots[row] != row}
     return ValueClasses(
@@ -140,6 +159,7 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
         block_glob=glob or _glob(prefixes),
         crossing=frozenset(crossing - {-1}),
         views=frozenset(views - {-1}),
+        all_cross=all(count[each] == len(rows[each]) for each in crossing - {-1}),
     )
 
 
@@ -156,6 +176,27 @@ def _prefixes(facts: Facts, blocks: BlockTable) -> list[tuple[str, ...]]:
         last = max((at for at, part in enumerate(parts) if part.isdigit()), default=len(parts))
         found.append(parts[: last + 1])
     return [*found, ()]
+
+
+def _stages(prefixes: Sequence[tuple[str, ...]], kinds: Sequence[object]) -> list[tuple[str, bool]]:
+    """By block its stage, and whether it is the first there and none is like it; last, for the rest of the graph,
+    none. Blocks in one list have no stages."""
+    lists: dict[tuple[str, ...], list[int]] = {}
+    for block, prefix in enumerate(prefixes[:-1]):
+        lists.setdefault(prefix[:-2], []).append(block)
+    none = [("", False)] * len(prefixes)
+    if (
+        len(lists) < 2
+        or len({each[:-1] for each in lists}) > 1
+        or not all(each[-1:] and each[-1].isdigit() for each in lists)
+    ):
+        return none
+    apart = all(kinds[first] != kinds[other] for first, *others in lists.values() for other in others)
+    found = list(none)
+    for each, (first, *others) in lists.items():
+        for block in (first, *others):
+            found[block] = ".".join(each[-2:]), apart and block == first
+    return found
 
 
 def _within(path: str, prefix: tuple[str, ...]) -> str:
@@ -207,6 +248,8 @@ class Phrase:
     """A glob: in it or deeper."""
     predicate: str = ""
     """``crosses block``."""
+    stages: str = ""
+    """A glob of the lists of blocks, or of some blocks of them, that it is narrowed to."""
 
     def text(self, place: str, *, inside: bool) -> str:
         """The selector; ``place``: ``in first 3 blocks``, ``outside block`` or nothing."""
@@ -214,7 +257,8 @@ class Phrase:
             self.position,
             self.subject,
             f"in {self.module}" if self.module else "",
-            place,
+            f"in {self.stages}" if self.stages else "",
+            "" if self.stages and place == "in block" else place,
             f"where {self.predicate}" if self.predicate else "",
             ("per block" if inside and not self.predicate else "per module") if self.position else "",
         ]
@@ -239,11 +283,36 @@ class Vocabulary:
         self.views = _mask(number for number in self.numbers if number in classes.views)
         self._orders = self._in_blocks()
         found: dict[tuple[str, int], Phrase] = {}
+        stages = self._stages()
         for phrase in self._all():
             if phrase.mask & self.mask:
                 kept = evolve(phrase, mask=phrase.mask & self.mask)
                 found.setdefault((kept.text("", inside=inside), kept.mask), kept)
+                for glob, mask, cost in stages if not kept.position else ():
+                    if kept.mask & mask:
+                        narrowed = evolve(kept, mask=kept.mask & mask, cost=kept.cost + cost, stages=glob)
+                        found.setdefault((narrowed.text("", inside=inside), narrowed.mask), narrowed)
         self.phrases: tuple[Phrase, ...] = tuple(found.values())
+
+    def _stages(self) -> list[tuple[str, int, float]]:
+        """Globs of some stages, of their first blocks and of the others, with their classes and what they cost a
+        reader."""
+        every = [self._classes.all[number] for number in self.numbers]
+        names = list(dict.fromkeys(each.stage for each in every if each.stage))
+        some = [names] + [names[start:end] for start in range(len(names)) for end in range(start + 1, len(names) + 1)]
+        parts = [({False, True}, "", 0.4)]
+        if any(each.first for each in every):
+            child = self._classes.block_glob.split(".")[-2]
+            parts += [({True}, f".{child}.0", 0.5), ({False}, f".{child}.[!0]*", 0.6)]
+        found = []
+        for those in some if names else ():
+            glob = _braces(those) if those != names else names[0].split(".")[0] + ".*"
+            for firsts, end, cost in parts:
+                mask = _mask(
+                    n for n, e in zip(self.numbers, every, strict=True) if e.stage in those and e.first in firsts
+                )
+                found.append((glob + end, mask, cost))
+        return found
 
     def _all(self) -> Iterator[Phrase]:
         classes = self._classes
@@ -258,7 +327,7 @@ class Vocabulary:
         for path in paths:
             mask = _mask(number for number in self.numbers if self._is_in(number, path))
             yield Phrase(EVERYTHING, mask, 1.2, module=path)
-        if self.inside and classes.crossing:
+        if self.inside and classes.crossing and classes.all_cross:
             yield Phrase(EVERYTHING, _mask(classes.crossing), 1.1, predicate="crosses block")
         for each in _GROUPS:
             yield from self._narrowed(each, self.of_group(each), 1.0)
@@ -325,9 +394,10 @@ class Vocabulary:
             if not glob:
                 continue
             yield Phrase(subject, _mask(within), 1.8, predicate=f"module == {glob}")
-            ordered = sorted(within, key=lambda number: classes.all[number].position)
-            for at, number in enumerate(ordered if len(ordered) > 1 else ()):
-                yield Phrase(subject, 1 << number, 2.4, _position(at, len(ordered)), predicate=f"module == {glob}")
+            positions = sorted({classes.all[number].position for number in within})
+            for at, each in enumerate(positions if len(positions) > 1 else ()):
+                mask = _mask(number for number in within if classes.all[number].position == each)
+                yield Phrase(subject, mask, 2.4, _position(at, len(positions)), predicate=f"module == {glob}")
 
     def _in_blocks(self) -> tuple[tuple[int, ...], ...]:
         """The classes in the order of a block, each order once: blocks of a kind have the same."""
@@ -378,6 +448,12 @@ class Vocabulary:
 
 def _position(at: int, length: int) -> str:
     return "first" if not at else "last" if at == length - 1 else nth(at + 1)
+
+
+def _braces(names: Sequence[str]) -> str:
+    """``stages.{0,1}``."""
+    head, _, _ = names[0].rpartition(".")
+    return names[0] if len(names) == 1 else f"{head}.{{{','.join(each.rpartition('.')[2] for each in names)}}}"
 
 
 def _mask(numbers: Iterable[int]) -> int:

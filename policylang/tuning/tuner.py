@@ -32,18 +32,20 @@ from policylang.tuning.candidates import (
     of_choice,
     stacks,
     texts_by_hand,
-    thinned,
 )
+from policylang.tuning.choices import Choices, choices_of
 from policylang.tuning.composition import Composition, SegmentProfile
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned, uncollected
-from policylang.tuning.lower_hull import HullPoint, bound_at, lower_hull
+from policylang.tuning.lower_hull import HullPoint, bound_at, hull_of, written_points
 from policylang.tuning.phrases import Option, Vocabulary, value_classes
 
 Progress = Callable[[str], None]
 NOTHING_BESIDES = Besides()
 _ROWS = 48
-_STRAIGHT = 5e-4
-"""The share of the forward's time that a point of the hull has to be below the line between its neighbours."""
+_GRID = 12
+"""Numbers of bytes between the least and the most for which an integer program is solved."""
+_PROGRAMS = 100_000
+"""Nodes for which they are solved, in whole graphs: each pattern is simulated."""
 _BUNDLED = ("llama3_sac", "torchtitan_op_sac")
 _OTHERS = 60_000
 """Nodes that are planned in any case, in whole graphs."""
@@ -69,8 +71,9 @@ class _Set:
     """By memory, of those that take as much by time."""
     seconds: Sequence[float]
     slack: int
-    """Bytes by which what is composed may be too little: of the largest value that is copied, where blocks that copy
-    border on others. The least that is found may be so much above the least that there is."""
+    """Bytes by which what is composed may be too little: of two of the largest value that is copied, as two copies may
+    be in flight, where blocks that copy border on others. The least that is found may be so much above the least that
+    there is."""
 
 
 class Tuner:
@@ -113,11 +116,11 @@ class Tuner:
     def hull(self) -> tuple[HullPoint, ...]:
         """The lower bound: seconds against bytes kept."""
         self._say("solving for the bound")
-        return self._hull(())
+        return hull_of(self._choices(()))
 
-    def _hull(self, keep: Sequence[int]) -> tuple[HullPoint, ...]:
+    def _choices(self, keep: Sequence[int]) -> Choices:
         blocks = self.classes.blocks if self.capabilities.block_by_block else None
-        return lower_hull(self.facts, self.times, self.capabilities, keep=keep, override=self.override, blocks=blocks)
+        return choices_of(self.facts, self.times, self.capabilities, keep=keep, override=self.override, blocks=blocks)
 
     def _set(self, budget: Budget) -> _Set:
         """The candidates. For a peak, blocks save their outputs; for bytes saved they need not."""
@@ -129,15 +132,19 @@ class Tuner:
     def _made_set(self, *, by_peak: bool) -> _Set:
         classes, composition = self.classes, self.composition
         crossing = [row for number in sorted(classes.crossing) for row in classes.rows[number]]
-        points = list(self.hull)
-        if by_peak and crossing:
-            self._say("solving for the candidates")
-            points = list(self._hull(crossing))
-        points = thinned(points, _STRAIGHT * self.forward)
-        found = [of_choice(self.facts, classes, point.kept, point.recomputed) for point in points]
-        found = [composition.with_cheap_saved(pattern) for pattern in found]
-        found += by_hand(classes, self.inside, self.outside)
-        found += self._bundled()
+        self._say("solving for the candidates")
+        choices = self._choices(crossing if by_peak else ())
+        count = min(_GRID, _PROGRAMS // max(len(self.facts), 1))
+        hull, between = (
+            [
+                composition.with_cheap_saved(of_choice(self.facts, classes, each.kept, each.recomputed))
+                for each in points
+            ]
+            for points in written_points(choices, classes.of, count, classes.beside)
+        )
+        found = [*hull, *by_hand(classes, self.inside, self.outside), *self._bundled()]
+        most_varied = len(found)
+        found += between
         if self.capabilities.block_by_block:
             saved = int(Option.SAVE)
             found = [
@@ -148,10 +155,10 @@ class Tuner:
         simulated: dict[Pattern, SegmentProfile] = {}
         variants: dict[Pattern, tuple[int, SegmentProfile]] = {}
         with uncollected():
-            for pattern in dict.fromkeys(found):
-                profile = composition.profile(pattern, with_peak=by_peak)
+            profiles = [composition.profile(pattern, with_peak=by_peak) for pattern in found]
+            for profile in profiles:
                 simulated.setdefault(profile.asked, profile)
-            patterns = tuple(simulated.values())
+            patterns = tuple({each.asked: each for each in reversed(profiles[:most_varied])}.values())[::-1]
             varied = host_variants(self.facts, self.times, classes, patterns) if self.offload else ()
             for base, pattern in varied:
                 profile = composition.profile(pattern, with_peak=by_peak)
@@ -165,7 +172,7 @@ class Tuner:
         seconds = made.figures.price
         order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
         moved = {number for pattern in variants for number, option in enumerate(pattern) if option == Option.OFFLOAD}
-        slack = max((self.facts.bytes[row] for each in moved for row in classes.rows[each]), default=0)
+        slack = 2 * max((self.facts.bytes[row] for each in moved for row in classes.rows[each]), default=0)
         return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), slack)
 
     def _bundled(self) -> Iterator[Pattern]:
