@@ -427,7 +427,12 @@ class Writer:
 
     def _template(self, base: int, zone: int, end: int, around: int, *, nested: bool = False) -> str | None:
         key = base, zone, end, around, nested
-        if key not in self._known:
+        if key in self._known:
+            return self._known[key]
+        part = (base, zone, -1, around) if end >= 0 else (base, base, -1, around)
+        if part != key[:4] and self._template(*part) is None:  # the whole has the lines of the part, and more
+            self._known[key] = None
+        else:
             zones = [] if base == zone else [Zone(self._MARK, self.patterns[zone])]
             zones += [] if end < 0 else [Zone(self._END, self.patterns[end], nested)]
             made = scripts(
