@@ -327,10 +327,8 @@ def audit_copies(
         # a rewritten graph may have the value from another node
         moved[row] = copy if copy is None or copy.row in (row, -1) else None
     unplanned = (*by_host, *found.unsent)
-    return (
-        *outcome.moves_otherwise(_OF_HALVES, plan, found, moved, unplanned),
-        *outcome.reads_otherwise(_OF_HALVES, found),
-    )
+    copies = outcome.moves_otherwise(_OF_HALVES, plan, found, moved, unplanned)
+    return (*copies, *outcome.reads_otherwise(_OF_HALVES, found))
 
 
 def _returned(graph: fx.Graph) -> Sequence[Any]:
@@ -457,10 +455,8 @@ def audit_eager(
     planned = {facts.owners[row] for row in kept_rows(facts, (*needs.saved, *needs.offloaded))}
     found = outcome.Found(saved=sorted({facts.owners[row] for row in held}))
     must = {row for row in planned if plan.checkpoints is None or row < plan.checkpoints.reach[0]}
-    wrong = (
-        *outcome.runs_otherwise(_OF_EAGER, plan, outcome.Expected(planned, must), found.saved, found),
-        *_other_types(plan, held),
-    )
+    runs = outcome.runs_otherwise(_OF_EAGER, plan, outcome.Expected(planned, must), found.saved, found)
+    wrong = (*runs, *_other_types(plan, held))
     # the recomputation is still to come, and so are copies to the host: they are taken as planned
     found = evolve(found, recomputed=list(needs.recomputed))
     audit = outcome.summary(plan, found, wrong, saved=needs.saved, offloaded=needs.offloaded)

@@ -556,10 +556,8 @@ class JointPartitioner:
         rows = [rows_in(final, each, backward=each is graphs[1]) for each in graphs if plan.policy.orders]
         if plan.policy.rewrites or plan.policy.orders:
             with timed(seconds, "rewrite forward and backward"):
-                rewritten = tuple(
-                    rewrite_graph(each, plan, kind, root=self.root)
-                    for each, kind in zip((forward, backward), _KINDS, strict=True)
-                )
+                both = zip((forward, backward), _KINDS, strict=True)
+                rewritten = tuple(rewrite_graph(each, plan, kind, root=self.root) for each, kind in both)
             plan = evolve(plan, diagnostics=without_answered(plan.diagnostics, rewritten))
             raise_errors(unanswered(plan, rewritten))
         if plan.policy.orders:

@@ -125,10 +125,8 @@ class HelpText(argparse.RawDescriptionHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         wrapper = TextWrapper(width, break_long_words=False, break_on_hyphens=False)
-        paragraphs = (
-            part if part.startswith(" ") else wrapper.fill(" ".join(part.split()))
-            for part in text.strip("\n").split("\n\n")
-        )
+        parts = text.strip("\n").split("\n\n")
+        paragraphs = (part if part.startswith(" ") else wrapper.fill(" ".join(part.split())) for part in parts)
         return "\n\n".join(paragraphs)
 
 

@@ -633,10 +633,8 @@ def outcome_of(graph: GraphState, expectation: Statement) -> ExpectationOutcome 
 
 def _expectation(statement: Statement, outcome: ExpectationOutcome) -> Article:
     margin = margin_text(statement, outcome)
-    return Article().say(
-        f"It {_SAID[outcome.status]}: {with_code(outcome.found)}.",
-        f"Between that and the limit: {margin}." if margin else "",
-    )
+    rest = f"Between that and the limit: {margin}." if margin else ""
+    return Article().say(f"It {_SAID[outcome.status]}: {with_code(outcome.found)}.", rest)
 
 
 def margin_text(statement: Statement, outcome: ExpectationOutcome) -> str:

@@ -171,10 +171,8 @@ def _describe_outputs(graph: fx.Graph, descriptors: Mapping[str, type], *, has_f
     if len(gradients) != len(plain):  # a backward graph reads only some of the inputs that it returns gradients of
         plain = [descriptors["PlainAOTInput"](index) for index in range(len(gradients))]
     try:
-        described = [
-            None if gradient is None else descriptors["GradAOTOutput"](of)
-            for gradient, of in zip(gradients, plain, strict=True)
-        ]
+        pairs = zip(gradients, plain, strict=True)
+        described = [None if gradient is None else descriptors["GradAOTOutput"](of) for gradient, of in pairs]
     except AssertionError:  # of the descriptor
         raise MalformedError("it returns the gradient of an input that has none") from None
     output.meta["desc"] = forward + described

@@ -468,10 +468,8 @@ def _length(node: fx.Node) -> int | None:
     """The elements that a map or a scan iterates over: the first dimension of its input."""
     place = 2 if describe(node.target).name.endswith(".scan") else 1
     sizes: list[int] = []
-    mapped(
-        node.args[place] if len(node.args) > place else None,
-        lambda each: sizes.append(graphs.hinted_shape(each.shape)[0]),
-    )
+    value = node.args[place] if len(node.args) > place else None
+    mapped(value, lambda each: sizes.append(graphs.hinted_shape(each.shape)[0]))
     return sizes[0] if sizes else None
 
 

@@ -190,10 +190,8 @@ class Edits:
         return tuple(name for edit in self.done for name in edit.split_sums)
 
     def of(self, statement: int) -> Edits:
-        return Edits(
-            tuple(edit for edit in self.done if edit.statement == statement),
-            tuple(refusal for refusal in self.refused if refusal.statement == statement),
-        )
+        done = tuple(edit for edit in self.done if edit.statement == statement)
+        return Edits(done, tuple(refusal for refusal in self.refused if refusal.statement == statement))
 
     def followed_by(self, others: Edits) -> Edits:
         """These, and then others."""

@@ -209,10 +209,8 @@ def not_shared(mine: RankMessage, key: MeetingKey, other: RankMessage) -> Diagno
         f"ranks {other.rank} and {mine.rank} have different graphs: rank {other.rank} compares over {_over(key)}, and "
         f"the graph of rank {mine.rank} has no collective over it"
     )
-    details = tuple(
-        f"rank {each.rank} has {each.label}, with collectives over {'; '.join(map(_over, each.keys))}"
-        for each in (other, mine)
-    )
+    both = ((each, "; ".join(map(_over, each.keys))) for each in (other, mine))
+    details = tuple(f"rank {each.rank} has {each.label}, with collectives over {groups}" for each, groups in both)
     help = f"pass the same mesh on every rank, and trace the same graphs in the same order; {_SWITCH}"
     return diagnose(GRAPHS, message, help=help, details=details)
 

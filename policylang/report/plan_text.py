@@ -71,11 +71,8 @@ def total_rows(found: Communication) -> list[tuple[str, ...]]:
         lanes = before.lanes, after.lanes
         rows.append(("exposed", exposed_text(lanes[0]), exposed_text(lanes[1])))
         rows.append(("step time", *(shown.format_quantity(each.step, "seconds") for each in lanes)))
-    return [
-        *rows,
-        ("peak", bytes_text(before.peak.bytes), bytes_text(after.peak.bytes)),
-        ("in flight at most", bytes_text(before.in_flight), bytes_text(after.in_flight)),
-    ]
+    peak = ("peak", bytes_text(before.peak.bytes), bytes_text(after.peak.bytes))
+    return [*rows, peak, ("in flight at most", bytes_text(before.in_flight), bytes_text(after.in_flight))]
 
 
 def order_notes(found: Communication) -> list[str]:

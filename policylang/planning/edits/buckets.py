@@ -313,10 +313,8 @@ def member_of(facts: Facts, row: int, places: Places, sizes: Mapping[str, int]) 
     for writer in places.memory.written.get(places.memory.roots[wait], ()):
         raise RefusedError(f"memory is written: {facts.names[writer]}")
     alike = Alike(target, reduction, group, facts.dtypes[wait], facts.devices[wait], phase(facts, row))
-    piece, larger = (
-        facts.numel[source] // (size if target == SCATTER else 1),
-        max(facts.bytes[source], facts.bytes[wait]),
-    )
+    piece = facts.numel[source] // (size if target == SCATTER else 1)
+    larger = max(facts.bytes[source], facts.bytes[wait])
     return Member(row, wait, source, alike, size, given, gives, piece, larger)
 
 

@@ -335,10 +335,8 @@ def copies_of_rules(plan: Plan) -> dict[int | None, LineCopies]:
     waited, following = dict(log.copy_waits), schedule.next_first_runs()
     found = dict[int | None, LineCopies]()
     for rule in sorted(rules, key=lambda rule: len(plan.rules) if rule is None else rule):
-        out, back = (
-            sum(size for _, kind, size in rules[rule] if kind is copy)
-            for copy in (StepKind.COPY_TO_HOST, StepKind.COPY_FROM_HOST)
-        )
+        kinds = (StepKind.COPY_TO_HOST, StepKind.COPY_FROM_HOST)
+        out, back = (sum(size for _, kind, size in rules[rule] if kind is copy) for copy in kinds)
         waits = defaultdict[str, float](float)
         for step, _, _ in rules[rule]:
             block = order.block_of[following[step]] if order.block_names and following[step] >= 0 else -1

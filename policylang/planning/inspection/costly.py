@@ -344,10 +344,8 @@ def _no_worth(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> It
         other = _planned(plan, capabilities, (*rules[:at], *rules[at + 1 :]))
         if any(is_open(other.decisions[row]) for row in rows) or not any(_differ(plan, other, row) for row in rows):
             continue
-        theirs, times = (
-            saved_and_recomputed(other, as_counted(other.decisions)),
-            (plan.shown_step_time, other.shown_step_time),
-        )
+        theirs = saved_and_recomputed(other, as_counted(other.decisions))
+        times = (plan.shown_step_time, other.shown_step_time)
         changes = [
             plan.peak.bytes - other.peak.bytes,
             _read(facts, needs.recomputed) - _read(other.facts, theirs.recomputed),
@@ -483,11 +481,8 @@ def _source_saved(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -
         more = theirs.recomputed_operators - needs.recomputed_operators
         seconds = _seconds(other, theirs.recomputed) - _seconds(plan, needs.recomputed)
         times, takes = plan.shown_times, format_quantity(seconds, "seconds")
-        each = (
-            f"{facts.names[row]} ({facts.targets[row]}): {format_quantity(facts.bytes[row], 'bytes')}, from "
-            f"{facts.names[sources[row]]}"
-            for row in rows
-        )
+        sizes = ((row, format_quantity(facts.bytes[row], "bytes"), facts.names[sources[row]]) for row in rows)
+        each = (f"{facts.names[row]} ({facts.targets[row]}): {size}, from {source}" for row, size, source in sizes)
         yield diagnose(
             SOURCE_SAVED,
             f"`{rule.text}` saves {counted(len(rows), 'value')} of {format_quantity(size, 'bytes')}, each one cheap "

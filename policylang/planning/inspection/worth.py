@@ -143,10 +143,8 @@ def worth_of_rules(
         peak_bytes = peak - other_peak
         worth = Worth(rule=index, saved_bytes=saved_bytes, recomputed_flops=recomputed_flops, peak_bytes=peak_bytes)
         if time is not None and other_time is not None:
-            again, step = (
-                time_difference(time.recomputed, other_time.recomputed),
-                time_difference(time.step, other_time.step),
-            )
+            again = time_difference(time.recomputed, other_time.recomputed)
+            step = time_difference(time.step, other_time.step)
             worth = evolve(worth, recomputed_seconds=again, step_seconds=step)
         found.append(worth)
         progress(done, len(deciding))

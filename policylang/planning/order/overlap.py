@@ -32,10 +32,8 @@ _REFUSED = 3  # the search ends when so many shorter steps were refused
 _LEAST = 1e-3  # a try has to shorten the step by this share of what is exposed
 _COMPUTES = (Leeway(lag=2.0, fill=0.15, reach=0.1, close=0.02), Leeway(lag=10.0, fill=0.15, reach=0.1, close=0.02))
 """For steps that mostly compute."""
-_SENDS = (
-    Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01),
-    Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01, nearest=True),
-)
+_SENDING = Leeway(lag=0.5, fill=0.01, reach=0.06, close=0.01)
+_SENDS = (_SENDING, evolve(_SENDING, nearest=True))
 """For steps that have more to send than to compute: what is computed ahead there only takes memory."""
 _CAUTIOUS = Leeway(lag=0.0, fill=0.01, reach=0.06, close=0.01, holds=False)
 """Used if no other leeway keeps within the limits: nothing runs later than given, so that no memory is held longer."""

@@ -247,18 +247,14 @@ class LatestStarts:
         self.read = [self.total] * count
         """When the first reader of a collective computes in the given order."""
         self._find(nodes)
-        self.hole = max(
-            (length for node, length in enumerate(nodes.lengths) if not self.at_end[node] and not self.loose[node]),
-            default=0.0,
-        )
+        bound = (node for node in range(len(nodes.lengths)) if not self.at_end[node] and not self.loose[node])
+        self.hole = max((nodes.lengths[node] for node in bound), default=0.0)
         """The longest collective between two pieces of dependent computation: other computation has to hide it."""
 
     def keys(self, lag: float) -> list[float]:
         """The order of computation: by due time; what only the end needs, up to ``lag`` later than given."""
-        return [
-            min(due, place + lag) if at_end else due
-            for due, place, at_end in zip(self.due, self.place, self.at_end, strict=True)
-        ]
+        nodes = zip(self.due, self.place, self.at_end, strict=True)
+        return [min(due, place + lag) if at_end else due for due, place, at_end in nodes]
 
     def _find(self, nodes: SchedulerNodes) -> None:
         path = [0.0] * len(nodes)  # the longest that ends with a node
