@@ -292,11 +292,9 @@ def audit(plan: Plan, needs: SavedForBackward, found: outcome.Found) -> outcome.
     saved = [row for row in found.saved if row not in to_host]
     crosses = to_host.union(needs.saved)
     expected = outcome.Expected(crosses, crosses, needs.recomputed, needs.recomputed)
-    differences = (
-        *outcome.runs_otherwise(_OF_HALVES, plan, expected, found.saved, found),
-        *outcome.reads_otherwise(_OF_HALVES, found),
-        *(Diagnostic(outcome.NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown),
-    )
+    runs = outcome.runs_otherwise(_OF_HALVES, plan, expected, found.saved, found)
+    unknown = (Diagnostic(outcome.NOT_CONNECTED, _KEPT_UNKNOWN.format(name)) for name in found.kept_unknown)
+    differences = (*runs, *outcome.reads_otherwise(_OF_HALVES, found), *unknown)
     moved = [row for row in found.saved if row in to_host]
     return outcome.summary(plan, found, differences, saved=saved, offloaded=moved)
 
@@ -410,11 +408,9 @@ def audit_flat(plan: Plan, graph: fx.Graph) -> outcome.Audit:
     must_save = {row for row in may_save if row in read_late and saves(decisions[row]) and row not in on_host}
     expected = outcome.Expected(may_save, must_save=must_save, may_recompute=again)
     unplanned = (copy.value for row, copy in on_host.items() if row not in planned)
-    differences = (
-        *outcome.runs_otherwise(_OF_FLAT, plan, expected, saved, found),
-        *outcome.reads_otherwise(_OF_FLAT, found),
-        *outcome.moves_otherwise(_OF_FLAT, plan, evolve(found, saved=saved), planned, unplanned),
-    )
+    runs = outcome.runs_otherwise(_OF_FLAT, plan, expected, saved, found)
+    copies = outcome.moves_otherwise(_OF_FLAT, plan, evolve(found, saved=saved), planned, unplanned)
+    differences = (*runs, *outcome.reads_otherwise(_OF_FLAT, found), *copies)
     here = {row for row in planned if (by := decisions[row]) is not None and by.outcome.on_device}
     away = sorted(row for row in on_host if row >= 0 and row not in here)
     return outcome.summary(plan, found, differences, saved=sorted({*saved, *here}), offloaded=away)

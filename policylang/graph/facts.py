@@ -497,11 +497,8 @@ class Facts:
         return bool(self.flags[row] & flag)
 
 
-_SAID = {
-    name: said
-    for name, hint in get_type_hints(Facts, include_extras=True).items()
-    for said in getattr(hint, "__metadata__", ())
-}
+_HINTS = get_type_hints(Facts, include_extras=True).items()
+_SAID = {name: said for name, hint in _HINTS for said in getattr(hint, "__metadata__", ())}
 COLUMNS: Mapping[str, Column] = {name: said for name, said in _SAID.items() if isinstance(said, Column)}
 LATER_COLUMNS = tuple(name for name, said in COLUMNS.items() if said.later)
 OF_GRAPH: Mapping[str, OfGraph] = {name: said for name, said in _SAID.items() if isinstance(said, OfGraph)}

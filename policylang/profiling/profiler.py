@@ -146,11 +146,8 @@ def _share(timings: trials.Timings, kind: str, rate: Rate | None, overhead: floa
     """The share of the rate of products with as many FLOPs, the mean over sizes, forward and backward."""
     if rate is None:
         return 1.0
-    reached = [
-        trial.work / rate.at(trial.work) / (timing.seconds - overhead)
-        for trial, timing in timings.of_key(kind)
-        if timing.seconds > overhead
-    ]
+    longer = ((trial, timing.seconds - overhead) for trial, timing in timings.of_key(kind) if timing.seconds > overhead)
+    reached = [trial.work / rate.at(trial.work) / seconds for trial, seconds in longer]
     return min(MOST_SHARE[kind], rounded(statistics.geometric_mean(reached))) if reached else 1.0
 
 
@@ -161,11 +158,8 @@ def _operators(timings: trials.Timings, overhead: float) -> dict[str, float]:
         return max(rates, default=0)
 
     stream = reached("mul")
-    return {
-        f"aten.{name}": rounded(rate)
-        for name in sorted(trials.FUNCTIONS)
-        if 0 < (rate := reached(name)) < SLOW * stream
-    }
+    rates = {name: reached(name) for name in sorted(trials.FUNCTIONS)}
+    return {f"aten.{name}": rounded(rate) for name, rate in rates.items() if 0 < rate < SLOW * stream}
 
 
 def _median(values: Iterable[float]) -> float:

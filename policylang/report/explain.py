@@ -279,11 +279,8 @@ class LineExplanation(Explained):
         for reason, names in line.left.items():
             lines.append(f"  left {listed(names, _MOST_NAMES)}: {reason}")
         if line.buckets:
-            lines += [
-                "",
-                "what it joins",
-                *(f"  {listed(each.names, 1)} <- {listed(each.members, _MOST_NAMES)}" for each in line.buckets),
-            ]
+            joined = (f"  {listed(each.names, 1)} <- {listed(each.members, _MOST_NAMES)}" for each in line.buckets)
+            lines += ["", "what it joins", *joined]
         elif line.moved:
             lines += ["", "what it moves", f"  {listed(line.moved, _MOST_NAMES)}"]
         told = {*line.moved, *(name for names in line.left.values() for name in names)}

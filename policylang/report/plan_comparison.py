@@ -478,11 +478,8 @@ def order_change_lines(found: compare.OrderChanges | None) -> list[str]:
         (found.starts, "started elsewhere"),
         (found.awaited, "awaited elsewhere"),
     )
-    said = [
-        f"{shown.counted(len(names), 'collective')} {what}: {shown.listed(names, _MOST_NAMES)}"
-        for names, what in changes
-        if names
-    ]
+    named = ((shown.counted(len(names), "collective"), what, names) for names, what in changes if names)
+    said = [f"{count} {what}: {shown.listed(names, _MOST_NAMES)}" for count, what, names in named]
     return said or ["no collective runs elsewhere"]
 
 

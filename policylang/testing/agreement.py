@@ -170,11 +170,8 @@ STEPS = {
 
 
 def compare_numbers(plain: Numbers, found: Numbers) -> NumbersComparison:
-    return NumbersComparison(
-        _equality({"the loss": plain.loss}, {"the loss": found.loss}),
-        _equality(plain.gradients, found.gradients),
-        _equality(plain.buffers, found.buffers),
-    )
+    loss = _equality({"the loss": plain.loss}, {"the loss": found.loss})
+    return NumbersComparison(loss, _equality(plain.gradients, found.gradients), _equality(plain.buffers, found.buffers))
 
 
 def _equality(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Equality:

@@ -162,11 +162,8 @@ class EngineTensors:
         def to_cuda(value: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
             return value.to(CUDA if device is None or isinstance(device, int) else device, *args, **kwargs)
 
-        wrappers = replaced(
-            (torch.Tensor, "_make_wrapper_subclass", staticmethod(make)),
-            (FunctionalTensor, "cuda", to_cuda),
-            *self._dispatching(),
-        )
+        wrapping = (torch.Tensor, "_make_wrapper_subclass", staticmethod(make))
+        wrappers = replaced(wrapping, (FunctionalTensor, "cuda", to_cuda), *self._dispatching())
         with wrappers, autograd_engine_replaced(self._engine):
             yield
 

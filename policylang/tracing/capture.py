@@ -317,11 +317,8 @@ def _trace(
 ) -> fx.GraphModule:
     with ExitStack() as stack:
         functional = stack.enter_context(_kernels_of(device))
-        mode = (
-            tracing.deviceless_fake_mode()
-            if device is not None
-            else tracing.fake_mode_of(plain) or tracing.fake_tensor_mode()
-        )
+        ours = None if device is not None else tracing.fake_mode_of(plain) or tracing.fake_tensor_mode()
+        mode = tracing.deviceless_fake_mode() if ours is None else ours
         for context in (
             traceback.preserve_node_meta(),
             without_leaks(),

@@ -346,11 +346,9 @@ def _no_worth(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> It
             continue
         theirs = saved_and_recomputed(other, as_counted(other.decisions))
         times = (plan.shown_step_time, other.shown_step_time)
-        changes = [
-            plan.peak.bytes - other.peak.bytes,
-            _read(facts, needs.recomputed) - _read(other.facts, theirs.recomputed),
-            *(getattr(needs, name) - getattr(theirs, name) for name in _MEMORY),
-        ]
+        read = _read(facts, needs.recomputed) - _read(other.facts, theirs.recomputed)
+        sizes = (getattr(needs, name) - getattr(theirs, name) for name in _MEMORY)
+        changes = [plan.peak.bytes - other.peak.bytes, read, *sizes]
         slower = times[0].step / times[1].step - 1 if times[0] and times[1] else 0.0
         is_worth = max(map(abs, changes)) >= memory or abs(needs.recomputed_flops - theirs.recomputed_flops) >= work
         if is_worth or abs(slower) >= _WORTH:
