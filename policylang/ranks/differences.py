@@ -265,10 +265,8 @@ def _parties(messages: Mapping[int, RankMessage], pair: Pair) -> tuple[str, ...]
         by_digest.setdefault(messages[rank].digest, []).append(rank)
     if len(by_digest) == 1:
         return tuple(f"rank {rank}: {messages[rank].label}" for rank in pair)
-    return tuple(
-        f"{rank_account.named(ranks)}: {messages[ranks[0]].label}, {messages[ranks[0]].subject} {digest[:12]}"
-        for digest, ranks in by_digest.items()
-    )
+    parties = ((rank_account.named(ranks), messages[ranks[0]], digest[:12]) for digest, ranks in by_digest.items())
+    return tuple(f"{ranks}: {first.label}, {first.subject} {digest}" for ranks, first, digest in parties)
 
 
 def _first_unlike(pair: Pair, ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, ...]:

@@ -218,10 +218,8 @@ def rows_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Coll
     """A table that scrolls by itself where the page is narrow."""
     kinds = ["number" if at in numbers else None for at in range(len(head))]
     heads = (element("th", name, scope="col", class_=kind) for name, kind in zip(head, kinds, strict=True))
-    body = (
-        element("tr", *(element("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)))
-        for row in rows
-    )
+    cells = ((element("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)) for row in rows)
+    body = (element("tr", *row) for row in cells)
     parts = (element("caption", caption), element("thead", element("tr", *heads)), element("tbody", *body))
     return element("div", element("table", *parts), class_="scroll", tabindex="0", role="region", aria_label=caption)
 

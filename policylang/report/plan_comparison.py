@@ -82,10 +82,8 @@ def nodes_text(name: str, facts: Facts, blocks: BlockTable, found: compare.Graph
     flops = shown.format_quantity(total.flops, "flops")
     if total.uncounted_calls:
         flops = f"at least {flops}" if total.flops else "FLOPs not counted"
-    took, backward = (
-        f" in {shown.format_quantity(seconds, 'seconds')}" if seconds else ""
-        for seconds in (total.seconds, total.backward_seconds)
-    )
+    times_of = (total.seconds, total.backward_seconds)
+    took, backward = (f" in {shown.format_quantity(each, 'seconds')}" if each else "" for each in times_of)
     sums = (
         f"{shown.counted(total.forward, 'forward operator')} of {shown.format_quantity(total.bytes, 'bytes')} "
         f"and {flops}{took}, {total.backward:,} in the backward{backward}; {_NOTE}"
@@ -489,10 +487,8 @@ def _times(old: compare.Figures, new: compare.Figures) -> list[tuple[str, ...]]:
     if any(each is None for each in sides):
         return []
     before, after, step_before, step_after = (each or 0.0 for each in sides)
-    rows = [
-        _figure("recomputed time", before, after, "seconds"),
-        _figure("step time", step_before, step_after, "seconds"),
-    ]
+    step = _figure("step time", step_before, step_after, "seconds")
+    rows = [_figure("recomputed time", before, after, "seconds"), step]
     if old.exposed_seconds or new.exposed_seconds:
         rows.append(_figure("exposed", old.exposed_seconds or 0.0, new.exposed_seconds or 0.0, "seconds"))
     return rows

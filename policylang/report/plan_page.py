@@ -212,10 +212,8 @@ def memory_chart(memory: dict[str, Any], peaks: Sequence[Peak]) -> Markup:
     )
     top = max(range(length), key=first.__getitem__)
     place = f"left:{_percent((top + 0.5) / length)};top:{_percent(1 - first[top] / ceiling)}"
-    labels = (
-        element("span", format_quantity(value, "bytes"), style=f"top:{_percent(1 - value / ceiling)}")
-        for value in ticks
-    )
+    places = ((format_quantity(value, "bytes"), f"top:{_percent(1 - value / ceiling)}") for value in ticks)
+    labels = (element("span", text, style=style) for text, style in places)
     halves = (element("span", "backward" if half else "forward", style=f"flex:{many} 1 0") for half, many in runs)
     plot = fragment(
         element("div", *labels, class_="ticks", aria_hidden="true"),

@@ -85,10 +85,8 @@ def fences(source: Source) -> list[Fence]:
 
 def _fence(source: Source, opening: Span, start: int, end: int, section: int) -> Fence:
     marks = len(opening.text) - len(opening.text.lstrip("`~"))
-    words = tuple(
-        Span(source, opening.start + marks + word.start(), opening.start + marks + word.end())
-        for word in _WORD.finditer(opening.text[marks:])
-    )
+    start = opening.start + marks
+    words = tuple(Span(source, start + a.start(), start + a.end()) for a in _WORD.finditer(opening.text[marks:]))
     return Fence(words, start, source.text[start:end], section, opening)
 
 
