@@ -333,15 +333,17 @@ def _groups(target: str) -> tuple[str, ...]:
 
 
 def _names(selector: syntax.Selector, target: str) -> bool:
-    if isinstance(selector, syntax.Operator):
-        return selectors.operator_matcher(selector)(target)
-    if isinstance(selector, syntax.Union):
-        return any(_names(part, target) for part in selector.parts)
-    if isinstance(selector, syntax.Difference):
-        return _names(selector.left, target) and not _names(selector.right, target)
-    if isinstance(selector, syntax.Intersection):
-        return _names(selector.left, target) and _names(selector.right, target)
-    return False
+    match selector:
+        case syntax.Operator():
+            return selectors.operator_matcher(selector)(target)
+        case syntax.Union(parts):
+            return any(_names(part, target) for part in parts)
+        case syntax.Difference(left, right):
+            return _names(left, target) and not _names(right, target)
+        case syntax.Intersection(left, right):
+            return _names(left, target) and _names(right, target)
+        case _:  # whatever else a group may become asks for more than a name
+            return False
 
 
 @cache

@@ -282,14 +282,15 @@ class Definitions:
         """The selector with its words looked up and its globs and figures checked."""
 
         def change(part: syntax.Selector) -> syntax.Selector:
-            if isinstance(part, syntax.Word):
-                return self._look_up(part, defining)
-            if isinstance(part, syntax.InModule):
-                check_path_glob(part.glob, part.span, self.diagnostics.append)
-            elif isinstance(part, syntax.Where):
-                return evolve(part, predicate=fit_predicate(part.predicate, self.diagnostics.append))
-            elif isinstance(part, syntax.Union):
-                return union_of(part.parts, part.span)
+            match part:
+                case syntax.Word():
+                    return self._look_up(part, defining)
+                case syntax.Where():
+                    return evolve(part, predicate=fit_predicate(part.predicate, self.diagnostics.append))
+                case syntax.Union():
+                    return union_of(part.parts, part.span)
+                case syntax.InModule():
+                    check_path_glob(part.glob, part.span, self.diagnostics.append)
             return part
 
         return rebuild(selector, change)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from math import inf
-from typing import Any
+from typing import Any, assert_never
 from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
@@ -134,8 +134,10 @@ def _sent(kind: CollectiveKind | None, put: int, made: int, size: int) -> float:
             return put * others
         case CollectiveKind.BROADCAST | CollectiveKind.POINT_TO_POINT:
             return put
-        case _:
+        case CollectiveKind.SCATTER | CollectiveKind.BARRIER | None:
             return max(put, made) * others
+        case _:
+            assert_never(kind)
 
 
 _Measured = dict[tuple[str | CollectiveKind | None, int], CollectiveTimes]

@@ -88,14 +88,16 @@ def _is_one_part(part: Selector, selections: selectors.Selections) -> bool:
 
 def part_label(part: Selector) -> str:
     """A selector without its parts, as its author wrote it."""
-    if isinstance(part, syntax.InModule):
-        return f"{'outside' if part.outside else 'in'} {part.glob}"
-    if isinstance(part, syntax.Where):
-        return f"where {part.predicate.span.one_line}"
-    if isinstance(part, syntax.Ordinal):
-        start = "" if part.start is None else f" from {nth(part.start)}"
-        return f"{own_words(part)}{start}{'' if part.scope is None else f' per {part.scope.value}'}"
-    return own_words(part)
+    match part:
+        case syntax.InModule():
+            return f"{'outside' if part.outside else 'in'} {part.glob}"
+        case syntax.Where():
+            return f"where {part.predicate.span.one_line}"
+        case syntax.Ordinal():
+            start = "" if part.start is None else f" from {nth(part.start)}"
+            return f"{own_words(part)}{start}{'' if part.scope is None else f' per {part.scope.value}'}"
+        case _:
+            return own_words(part)
 
 
 def _hint(part: Selector, selections: selectors.Selections) -> str:
