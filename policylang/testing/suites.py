@@ -85,8 +85,8 @@ def fences(source: Source) -> list[Fence]:
 
 def _fence(source: Source, opening: Span, start: int, end: int, section: int) -> Fence:
     marks = len(opening.text) - len(opening.text.lstrip("`~"))
-    start = opening.start + marks
-    words = tuple(Span(source, start + a.start(), start + a.end()) for a in _WORD.finditer(opening.text[marks:]))
+    at, found = opening.start + marks, _WORD.finditer(opening.text[marks:])
+    words = tuple(Span(source, at + word.start(), at + word.end()) for word in found)
     return Fence(words, start, source.text[start:end], section, opening)
 
 
