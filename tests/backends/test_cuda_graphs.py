@@ -12,7 +12,7 @@ from torch._functorch import partitioners
 from torch._inductor.utils import get_first_incompatible_cudagraph_node
 
 import policylang
-from policylang.backends.eager import origins
+from policylang.torch_compat import eager
 from tests.support import models
 from tests.support.joint import Joint, capture_joint
 
@@ -86,5 +86,5 @@ def test_an_eager_checkpoint_reads_no_generator_where_nothing_draws(monkeypatch:
     policylang.checkpoint_model(model, policylang.parse("recompute everything"), preserve_rng_state=False)
     for _ in range(2):
         model(torch.ones(2, 4)).sum().backward()
-        for module, name in ((torch, "get_rng_state"), (origins, "default_generator")):
+        for module, name in ((torch, "get_rng_state"), (eager, "default_generator")):
             monkeypatch.setattr(module, name, refused)
