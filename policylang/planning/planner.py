@@ -71,9 +71,8 @@ def plan(
     check_cancelled()
     stays: tuple[int, ...] = ()
     if capabilities.offloads and any(map(moves, decisions)):
-        needs = with_checkpoints(needs, facts, decisions, checkpoints)
         spent = {} if place is None else place.spent
-        stays = resolve_offloads(policy, facts, decisions, needs, spent, checkpoints)
+        stays = resolve_offloads(policy, facts, decisions, needs, spent, checkpoints, blocks.block_of)
         needs = safety.enforce()
     needs = with_checkpoints(needs, facts, decisions, checkpoints)
     rules = decide.rule_outcomes(policy, verdict, tagged)

@@ -307,6 +307,7 @@ def _errors(whole: Mapping[str, Tensor], narrow: Mapping[str, Tensor]) -> dict[s
     return found
 
 
+NOTHING = "nothing"
 VERSION = 1
 """The version of the plain data."""
 _OF_ERRORS = ("code", "message", "help")
@@ -565,7 +566,7 @@ def compare_decisions(paths: Mapping[str, PathRun]) -> DecisionComparison:
                 alone.setdefault(path, Counter())[place.operator] += len(sides) - shared
         every = [side for sides in found.values() for side in sides]
         # The pairing of values between paths does not matter if all are decided alike, or none by a rule.
-        matched = len({side.action for side in every}) == 1 or all(side.rule is None for side in every)
+        matched = _alike(every) or all(side.rule is None for side in every)
         if shared and lengths[0] != lengths[-1] and not matched:
             sums = {path: Counter(each).items() for path, each in found.items()}
             folded = {path: tuple(evolve(side, count=n) for side, n in each) for path, each in sums.items()}
@@ -573,7 +574,7 @@ def compare_decisions(paths: Mapping[str, PathRun]) -> DecisionComparison:
             continue
         for number in range(shared):
             at = {path: sides[number] for path, sides in found.items() if number < len(sides)}
-            if len({side.action for side in at.values()}) == 1:
+            if _alike(at.values()):
                 alike += 1
             elif all(side.rule is None for side in at.values()):
                 undecided += 1
@@ -583,15 +584,24 @@ def compare_decisions(paths: Mapping[str, PathRun]) -> DecisionComparison:
     return DecisionComparison(alike, undecided, counts, tuple(differences))
 
 
+def _alike(sides: Iterable[PathDecision]) -> bool:
+    return len({side.action for side in sides}.difference({NOTHING})) <= 1
+
+
 def _decided(ran: PathRun) -> dict[ValuePlace, list[PathDecision]]:
-    """By place, in graph order. The values of an operator with several results are one."""
+    """By place, in graph order. The values of an operator with several results are one. What a path neither holds nor
+    recomputes, since no backward reads it there, is nothing, whatever is decided."""
     found: dict[ValuePlace, list[PathDecision]] = {}
     for facts, report in ran.graphs:
+        values = (report.saved, report.offloaded, report.recomputed)
+        kept = {name for each in values if each is not None for name in each.names}
         for row in facts.forward:
             decision = report.decisions.get(facts.names[row])
             if facts.owners[row] == row and decision is not None:
                 place = ValuePlace(facts.modules[row], facts.targets[row], facts.shapes[row])
-                found.setdefault(place, []).append(PathDecision(decision.action, decision.rule, decision.reason))
+                is_kept = any(facts.names[each] in kept for each in (row, *facts.followers.get(row, ())))
+                action = decision.action if is_kept else NOTHING
+                found.setdefault(place, []).append(PathDecision(action, decision.rule, decision.reason))
     return found
 
 

@@ -17,6 +17,7 @@ import policylang
 from policylang.backends import copies as copy_operators
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.graph import marks
+from policylang.planning.value_outcome import Why
 from tests.support import models
 from tests.support.compiled import WITHOUT, Trained, assert_bitwise_equal, fresh_dynamo, train
 from tests.support.drawn import examples
@@ -132,6 +133,26 @@ def test_a_view_is_rebuilt_and_its_memory_moved_once() -> None:
         )
     with copied_over(Late()):
         assert_same_result(graph.run(SAVE + "offload sin"), graph.run(SAVE))
+
+
+def test_what_the_backward_does_not_read_is_decided_as_if_it_did() -> None:
+    """As in eager, whose checkpoint holds it: nothing is moved for it here, and no budget is spent."""
+
+    def unread(x: Tensor) -> Tensor:
+        return ((x @ x).t() + 1).sin() + (x @ x.t()).view(2, 8).reshape(4, 4)
+
+    graph = traced(unread, torch.randn(4, 4))
+    for text, of_products, of_views in (
+        ("save everything\noffload mm", Why.RULE, Why.REBUILT),
+        ("undecided -> save\noffload mm", Why.RULE, Why.REBUILT),
+        ("save everything\noffload mm up to 1 MiB per rank", Why.STAYS, Why.RULE),
+    ):
+        split = graph.partition(text)
+        plan, index = split.plan, split.plan.facts.index
+        assert split.audit.offloaded == ()
+        assert {plan.decisions[index[name]].why for name in ("mm", "mm_1")} == {of_products}
+        assert {plan.decisions[index[name]].why for name in ("t", "view", "view_1")} == {of_views}
+        assert_same_result(graph.run(text), graph.run(SAVE))
 
 
 def test_one_output_of_an_operator_with_several() -> None:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -36,6 +38,8 @@ from policylang.planning.capabilities import (
 )
 from policylang.testing import agree, agreement
 from policylang.testing.agreement import STEPS, Agreement, Numbers
+from tests.backends.eager import test_measured_device as measured
+from tests.support.drawn import examples
 from tests.support.fused_process import MESH
 from tests.support.lines import NAMES, Layers, placements_of
 from tests.support.models import ZOO
@@ -43,6 +47,7 @@ from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_groups_in_any_order
 
 MODELS = ("llama", "qwen3", "mixtral", "gpt2")
+ALIKE = tuple(rule for rule in measured.RULES if "every 2nd" not in rule and "feeds backward" not in rule)
 NOT_POLICIES = ("prelude",)
 FOR_OTHER_MODELS = {
     "fsdp": "sharded ones",
@@ -199,6 +204,38 @@ def test_what_is_offloaded_is_the_same_on_every_path() -> None:
     reports = [found[path].ran.report for path in ("eager", "joint", "flat")]
     assert len({report.offloaded.bytes for report in reports}) == 1
     assert reports[0].offloaded.bytes > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["save everything", "undecided -> save", "recompute everything"])
+@pytest.mark.parametrize("rule", ["offload matmul", "offload everything in block up to 100 KiB per rank"])
+def test_an_offload_is_decided_alike_whether_or_not_the_backward_reads_it(first: str, rule: str) -> None:
+    found = agree(*setup("llama"), policylang.parse(f"{first}\n{rule}"))
+    assert str(found).endswith("eager, joint and flat agree")
+    assert found.decisions.alike > 100
+
+
+def _decided_alike(data: st.DataObject, most: int) -> None:
+    """What rules decide on a graph and block by block, values that the backward does not read among them."""
+    programs = data.draw(st.lists(measured.random_block, min_size=1, max_size=most).map(tuple).filter(any))
+    rules = data.draw(st.lists(st.sampled_from(ALIKE), min_size=1, max_size=most, unique=True))
+    text = "\n".join(["blocks layers.*", f"optional {data.draw(st.sampled_from(measured.GROUNDS))}", *rules])
+    setup = lambda: measured.Model(programs), lambda model, x: model(x), (measured.batch(),)
+    found = agree(*setup, policylang.parse(text), paths=["eager", "flat"])
+    assert found.agrees, str(found)
+
+
+@given(st.data())
+@settings(max_examples=examples(5, 100))
+def test_random_blocks_are_decided_alike(data: st.DataObject) -> None:
+    _decided_alike(data, 3)
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(max_examples=200)
+def test_many_random_blocks_are_decided_alike(data: st.DataObject) -> None:
+    _decided_alike(data, 5)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from policylang.graph.blocks import OUTSIDE
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input
 from policylang.language.diagnostics import Diagnostic, Severity, diagnose, prefixed, removed
 from policylang.language.syntax import NARROW_BYTES, Action, NarrowForm, Policy
-from policylang.operators.names import GETITEM, WAITS
+from policylang.operators.names import DETACHES, GETITEM, WAITS
 from policylang.planning import refusals
 from policylang.planning.decisions.decide import steering_values
 from policylang.planning.liveness import SavedForBackward
@@ -31,6 +31,7 @@ from policylang.planning.selection import no_match
 from policylang.planning.value_outcome import Decision, Why, by_rule, is_open, moves, recomputes, saves
 
 FULL = "the budget is full"
+UNREAD = "the backward does not read it, and the budget is for what it reads"
 _UNREBUILDABLE = Flag.WRITES | Flag.EFFECTFUL | Flag.READS_MUTATED
 
 
@@ -41,14 +42,16 @@ def resolve_offloads(
     needs: SavedForBackward,
     spent: Mapping[int, int] = MappingProxyType({}),
     checkpoints: Checkpoints | None = None,
+    block_of: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """Decide what of the offloaded values the backward needs is moved; ``decisions`` are changed accordingly.
-    ``spent``: by rule, the bytes of its budget that are used up already.
+    """Decide what of the offloaded values is moved; ``decisions`` are changed accordingly. ``needs``: what the backward
+    reads, whatever checkpoints hold. ``spent``: by rule, the bytes of its budget that are used up already.
 
-    Afterwards a value decided ``offload`` that the backward needs is a holder. Its views are decided ``recompute``,
-    because of ``Why.REBUILT``; what stays is decided ``save``, because of ``Why.STAYS``, and returned in graph order.
-    What no rule speaks of follows the value, or else the view, with which it shares its memory; so does what a line
-    saves that is above the one that narrows that: memory has one form.
+    Afterwards a value decided ``offload`` is a holder. Its views are decided ``recompute``, because of ``Why.REBUILT``;
+    what stays is decided ``save``, because of ``Why.STAYS``, and returned in graph order. What no rule speaks of
+    follows the value, or else the view, with which it shares its memory; so does what a line saves that is above the
+    one that narrows that: memory has one form. What the backward does not read is decided as well, since checkpoints in
+    eager hold it: it follows what is read of its memory, and takes nothing of a budget.
     """
     passed = set[int]()  # what a block gives to another, whose backward may read nothing of it
     of: Sequence[int] = bytes(len(facts)) if checkpoints is None else checkpoints.of
@@ -56,24 +59,32 @@ def resolve_offloads(
         crossing, beyond = checkpoints.crossing or (), checkpoints.beyond
         inside = (row for row in facts.forward if of[row] != OUTSIDE and row not in beyond)
         passed = {row for row in inside if row in crossing or leaves_block(facts, row, of)}
-    needed = sorted({*needs.saved, *needs.undecided, *needs.offloaded, *needs.contingent, *passed})
+    read = {*needs.saved, *needs.undecided, *needs.offloaded, *needs.contingent, *passed}
+    for row in reversed(facts.forward):
+        if row in read and facts.targets[row] in DETACHES:  # what autograd reads of a value
+            read.update(facts.inputs[row])
+    needed = sorted(read)
     said = {(_holder(facts, row), of[row]): decisions[row] for row in reversed(needed) if moves(decisions[row])}
     for row in needed:
         decision, holder = decisions[row], _holder(facts, row)
         followed = decisions[holder] if moves(decisions[holder]) else said.get((holder, of[row]))
         if decision is None or followed is None:
             continue
-        if _yields(decision, followed) or (decision.why is Why.ALWAYS and row in passed):
+        if _yields(decision, followed, facts.targets[row]) or (decision.why is Why.ALWAYS and row in passed):
             decisions[row] = followed
-    asked = [row for row in needed if moves(decisions[row])]
-    return _Offloads(policy, facts, decisions, needed, asked, spent, checkpoints).resolve() if asked else ()
+    roots = facts.storage_roots
+    elsewhere = {roots[row] for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT}
+    elsewhere -= {roots[row] for row in needed}  # whoever the forward gives it to decides
+    asked = [row for row in facts.forward if moves(decisions[row]) and roots[row] not in elsewhere]
+    return _Offloads(policy, facts, decisions, needed, asked, spent, checkpoints, block_of).resolve() if asked else ()
 
 
-def _yields(decision: Decision, followed: Decision) -> bool:
+def _yields(decision: Decision, followed: Decision, target: str) -> bool:
     if decision.why is Why.UNDECIDED:
         return True
     is_later = decision.rule is not None and followed.rule is not None and decision.rule < followed.rule
-    return followed.form is not None and is_later and decision.why is Why.RULE and saves(decision)
+    is_one = target in DETACHES or (followed.form is not None and saves(decision))  # autograd detaches, not the model
+    return is_one and is_later and decision.why is Why.RULE
 
 
 class _Offloads:
@@ -86,6 +97,7 @@ class _Offloads:
         asked: Sequence[int],
         spent: Mapping[int, int],
         checkpoints: Checkpoints | None,
+        block_of: Sequence[int],
     ) -> None:
         self.facts = facts
         self.decisions = decisions
@@ -94,11 +106,13 @@ class _Offloads:
         self.needed = frozenset(needed)
         self.crossing = (checkpoints and checkpoints.crossing) or frozenset()
         self.beyond = frozenset[int]() if checkpoints is None else checkpoints.beyond
-        self.block_of = () if checkpoints is None else checkpoints.of
+        self.checkpointed = checkpoints is not None
+        self.block_of = block_of if checkpoints is None else checkpoints.of
         budgets = (inf if rule.budget is None else rule.budget.value for rule in policy.rules)
         self.room = [budget - spent.get(number, 0) for number, budget in enumerate(budgets)]
         self.steering = steering_values(facts) if any(self._form(row) is not None for row in asked) else {}
-        rules = ((decision.rule, row) for row in asked if (decision := decisions[row]) is not None)
+        read = (row for row in asked if row in self.needed)
+        rules = ((decision.rule, row) for row in read if (decision := decisions[row]) is not None)
         self.mixed = {rule for rule, row in rules if _holder(facts, row) not in self.steering}
         """The rules that pick more than what steers other operators."""
         self.backward = next((row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD), len(facts))
@@ -113,18 +127,21 @@ class _Offloads:
         for row in self.asked:
             together.setdefault(self.roots[row], []).append(row)
         stays: list[int] = []
-        for rows in sorted(together.values(), key=lambda rows: _holder(self.facts, rows[0])):
+        for members in sorted(together.values(), key=lambda rows: _holder(self.facts, rows[0])):
+            rows = [row for row in members if row in self.needed] or members
             holder = _holder(self.facts, rows[0])
             first = self.decisions[rows[0]]
             rule = None if first is None else first.rule
             reason = self._why_not(holder, rows)
-            if reason is None and rule is not None and self.facts.bytes[holder] > self.room[rule]:
+            if reason is None and rule is not None and rows[0] not in self.needed and self.room[rule] < inf:
+                reason = UNREAD
+            elif reason is None and rule is not None and self.facts.bytes[holder] > self.room[rule]:
                 reason = FULL
             if reason is None:
                 self._move(holder, rows)
                 continue
-            stays += rows
-            for row in rows:
+            stays += members
+            for row in members:
                 if (decision := self.decisions[row]) is not None:
                     self.decisions[row] = evolve(decision, action=Action.SAVE, form=None, why=Why.STAYS, reason=reason)
         return tuple(sorted(stays))
@@ -137,9 +154,9 @@ class _Offloads:
         facts, decisions = self.facts, self.decisions
         decision = decisions[rows[0]]
         assert decision is not None
-        if decision.rule is not None:
+        if decision.rule is not None and rows[0] in self.needed:
             self.room[decision.rule] -= facts.bytes[holder]
-        if not moves(decisions[holder]):
+        if holder != rows[0]:
             decisions[holder] = evolve(decision, reason=f"it holds the memory of {facts.names[rows[0]]}")
         word = decision.outcome.word
         for row in self._to_rebuild(holder, rows):
@@ -151,13 +168,20 @@ class _Offloads:
 
     def _to_rebuild(self, holder: int, rows: Sequence[int]) -> list[int]:
         """The values in a holder's memory that the backward may need: moved ones, those left to the partitioner, and
-        views that another block takes of what it is given."""
-        members = [row for row in self.members[self.roots[holder]] if row in self.needed]
-        return [*rows, *(row for row in members if is_open(self.decisions[row]) or self._is_given(row, holder))]
+        views that another block takes of what it is given; and what checkpoints would hold for nobody."""
+        found = [*rows]
+        for row in self.members[self.roots[holder]]:
+            decision = self.decisions[row]
+            if row not in self.needed:
+                found += [row] if row != holder and decision is not None and decision.outcome.is_held else []
+            elif is_open(decision) or self._is_given(row, holder):
+                found.append(row)
+        return found
 
     def _is_given(self, row: int, holder: int) -> bool:
         """A saved view that another block takes of what its checkpoint is given: it takes it again."""
-        elsewhere = bool(self.block_of) and self.block_of[row] != self.block_of[holder]
+        of = self.block_of
+        elsewhere = bool(of) and of[row] not in (OUTSIDE, of[holder])
         return elsewhere and saves(self.decisions[row])
 
     def _why_not(self, holder: int, rows: Sequence[int]) -> str | None:
@@ -191,7 +215,7 @@ class _Offloads:
             return f"it is {dtype}, which is that narrow already"
         if form.bytes(shape, facts.numel[holder]) >= facts.bytes[holder]:
             return "with a scale for each row it would take no less memory"
-        if self.block_of and facts.owners[holder] != holder and facts.targets[holder] not in (GETITEM, *WAITS):
+        if self.checkpointed and facts.owners[holder] != holder and facts.targets[holder] not in (GETITEM, *WAITS):
             return f"it is written to in place where {facts.names[facts.owners[holder]]} has made it"
         if holder in self.steering and (decision is None or decision.rule in self.mixed):
             return self.steering[holder]
@@ -275,7 +299,8 @@ def offload_diagnostics(
     narrows nothing is an error: whoever wrote it counts on the memory."""
     moved = sorted((*needs.moved, *(row for row in needs.contingent if moves(decisions[row]))))
     moving = [rule for rule, _ in by_rule(moved, decisions, policy)]
-    for rule, rows in by_rule(stays, decisions, policy):
+    held = frozenset(needs.all)
+    for rule, rows in by_rule([row for row in stays if row in held], decisions, policy):
         moves_none = all(rule is not each for each in moving)
         text = "the model's own checkpoint" if rule is None else f"`{rule.text}`"
         reasons = [decision.reason for row in rows if (decision := decisions[row]) is not None]
