@@ -155,7 +155,7 @@ pool = HostPool()
 
 _links: dict[torch.device, HostLink] = {}
 _copies: dict[int, tuple[Tensor, Callable[[], None] | None]] = {}
-"""By the number on the ticket, for as long as the ticket lives, the target, and what waits unless that was done."""
+"""By the number on the ticket, for as long as the ticket lives, the target, and what waits: any number of times."""
 _numbers = count()
 
 
@@ -202,12 +202,11 @@ def _start(device: torch.device, target: Tensor, source: Tensor) -> Tensor:
     return ticket
 
 
-def _ended(number: int) -> Tensor:
+def _ended(number: int) -> None:
     """A copy that nobody awaited, because an error came between, has an end, too: its memory is someone else's then."""
-    target, wait = _copies.pop(number)
+    _, wait = _copies.pop(number)
     if wait is not None:
         wait()
-    return target
 
 
 def _like(source: Tensor, device: torch.device) -> Tensor:
@@ -239,9 +238,9 @@ def _reload(host: Tensor, device: torch.device) -> Tensor:
 
 
 def _wait(ticket: Tensor, source: Tensor, device: torch.device) -> Tensor:
-    number = int(ticket)
-    target = _ended(number)
-    _copies[number] = target, None
+    target, wait = _copies[int(ticket)]
+    if wait is not None:
+        wait()
     return target
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -18,8 +19,32 @@ from policylang.torch_compat.tracing import checkpoint_generator
 WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
 """By tensor, as an object. A plain weak reference dies with the Python object of a tensor that C++ keeps."""
 
-DispatchMode: type[Any] = _python_dispatch.TorchDispatchMode
-"""Sees every operator below autograd. Torch documents it, under a private path."""
+_notes = vars(_python_dispatch)
+_NAMES = tuple(name for name in _notes if name.startswith("_is_in_"))
+
+
+class DispatchMode(_python_dispatch.TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
+    """Sees every operator below autograd. Torch documents it, under a private path.
+
+    Torch notes for the whole process, and not by thread, whether a mode is active. Modes that overlap in several
+    threads would leave the note behind, and compiled code would be compiled anew at each call.
+    """
+
+    _lock: ClassVar = threading.RLock()
+    _active: ClassVar = 0
+
+    def __enter__(self) -> Any:
+        with self._lock:
+            DispatchMode._active += 1
+            return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        with self._lock:
+            super().__exit__(*error)
+            DispatchMode._active -= 1
+            if any(map(_notes.get, _NAMES)) and not self._active and not torch._C._len_torch_dispatch_stack():
+                _notes.update(dict.fromkeys(_NAMES, False))
+                _notes.get("set_is_in_mode_without_ignore_compile_internals", bool)(False)  # not in every torch
 
 
 def ignored_operators() -> frozenset[Any]:
@@ -49,7 +74,7 @@ def watching_results(watch: Callable[[torch.Tensor], None]) -> AbstractContextMa
     """A context in which ``watch`` sees every tensor that an operator returns, in compiled code too. Inductor's kernels
     are no operators: under that inner compiler only what it leaves to aten is seen."""
 
-    class Watching(DispatchMode):  # type: ignore[misc]
+    class Watching(DispatchMode):
         @classmethod
         def ignore_compile_internals(cls) -> bool:  # else compiled code would run uncompiled under the mode
             return True

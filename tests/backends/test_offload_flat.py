@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -101,6 +105,25 @@ def test_a_copy_that_an_error_cuts_off_is_awaited_before_its_memory_is_free() ->
         del ticket
     assert late.pending == []
     assert late.back == 1
+
+
+def test_threads_may_wait_for_one_copy_at_once() -> None:
+    late, x, both = Late(), torch.arange(8.0), threading.Barrier(2)
+
+    def met(target: Tensor, source: Tensor) -> Callable[[], None]:
+        wait = late(target, source)
+
+        def wait_for_both() -> None:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.5)
+            wait()
+
+        return wait_for_both
+
+    with copied_over(met), ThreadPoolExecutor(2) as threads:
+        ticket = copy_operators.OFFLOAD_OP(x)
+        found = list(threads.map(lambda _: copy_operators.WAIT_OP(ticket, x, copy_operators.HOST), range(2)))
+    assert all(torch.equal(each, x) for each in found)
 
 
 numbers = st.lists(st.integers(0, 63), min_size=12, max_size=120)

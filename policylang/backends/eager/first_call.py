@@ -76,7 +76,7 @@ def written_since(address: int | None, moment: int) -> bool:
     return address is not None and _written.get(address, -1) > moment
 
 
-class BlockMode(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class BlockMode(DispatchMode):
     """Sees every operator of one run of a block."""
 
     supports_higher_order_operators = True
@@ -413,7 +413,7 @@ class Observer(BlockMode):
         return run() if is_no_step(func, args) else seen.operator(func, args, kwargs, run)
 
 
-class _Inside(DispatchMode):  # type: ignore[misc]  # torch does not say what it is
+class _Inside(DispatchMode):
     """Sees what a tensor made of tensors runs for one operator on it."""
 
     supports_higher_order_operators = True

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import policylang
 from policylang.backends import copies
 from policylang.backends.copies import HOST, HostPool, pool
+from policylang.backends.eager.first_call import BlockMode
 from policylang.errors import PolicyGraphError
 from tests.support.late import Late, copied_over
 
@@ -380,11 +381,18 @@ def test_the_pool_is_given_back_with_the_model(ending: str) -> None:
     kept.backward()
 
 
-def test_threads_take_steps_of_models_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    # PyTorch notes for the whole process whether a dispatch mode is active. Modes of several threads that overlap leave
-    # that note behind, and what is compiled afterwards is compiled anew at each call.
-    for name in [each for each in vars(_python_dispatch) if each.startswith("_is_in_")]:
-        monkeypatch.setattr(_python_dispatch, name, getattr(_python_dispatch, name))
+def test_modes_of_threads_that_overlap_leave_no_note_behind() -> None:
+    """Compiled code would be compiled anew at each call."""
+    first, second = BlockMode(), BlockMode()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(first.__enter__).result()
+        second.__enter__()
+        other.submit(first.__exit__, None, None, None).result()
+        second.__exit__(None, None, None)
+    assert not any(value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_"))
+
+
+def test_threads_take_steps_of_models_of_their_own() -> None:
     pairs = [pair(Plain, ALL) for _ in range(4)]
     for plain, _ in pairs:
         plainly(plain)
