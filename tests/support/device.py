@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -28,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from policylang.backends import copies
+from policylang.backends.eager import offloaded
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.torch_compat.graphs import outside_of_modes
 from tests.support.late import POISON
@@ -95,6 +97,8 @@ class Device:
         with ExitStack() as stack:
             stack.enter_context(patch.object(copies, "pool", pool))
             stack.enter_context(patch.dict(copies._links, {copies.HOST: self.link}))
+            for name in ("narrowed", "widened"):
+                stack.enter_context(patch.object(offloaded, name, partial(self._converted, getattr(offloaded, name))))
             stack.enter_context(_Running(self))
             yield pool
 
@@ -110,6 +114,17 @@ class Device:
     def has_on_host(self, tensor: Tensor) -> None:
         self._on_host.add(_address(tensor))
         weakref.finalize(tensor.untyped_storage(), self._on_host.discard, _address(tensor)).atexit = False
+
+    def _converted(self, convert: Callable[..., Any], given: Any, to: Any) -> Any:
+        """A value that is narrowed, with a pass over it for its scales, or widened."""
+        found = convert(given, to)
+        steps = found if isinstance(given, Tensor) else [given]
+        for each in _by_storage(found).values():
+            self.has(each)
+        for step in reversed(steps):
+            moved = sum(map(_extent, _by_storage((given, found) if step is steps[0] else (given, step)).values()))
+            self._until(self._clock() + self.profile.overhead + moved / self.profile.bandwidth.at(moved))
+        return found
 
     def _freed(self, sizes: dict[int, int], address: int) -> None:
         if sizes is self._sizes:  # else a step has begun since

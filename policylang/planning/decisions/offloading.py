@@ -73,10 +73,19 @@ def resolve_offloads(
         if _yields(decision, followed, facts.targets[row]) or (decision.why is Why.ALWAYS and row in passed):
             decisions[row] = followed
     roots = facts.storage_roots
-    elsewhere = {roots[row] for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT}
-    elsewhere -= {roots[row] for row in needed}  # whoever the forward gives it to decides
-    asked = [row for row in facts.forward if moves(decisions[row]) and roots[row] not in elsewhere]
-    return _Offloads(policy, facts, decisions, needed, asked, spent, checkpoints, block_of).resolve() if asked else ()
+    given = {roots[row] for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT}
+    given -= {roots[row] for row in needed}  # whoever takes it decides, unless a checkpoint holds it
+    reach = None if checkpoints is None else checkpoints.reach
+    asked = [
+        row
+        for row in facts.forward
+        if moves(decisions[row]) and (roots[row] not in given or (reach is not None and row < reach[of[row]]))
+    ]
+    return (
+        _Offloads(policy, facts, decisions, needed, asked, spent, checkpoints, block_of).resolve()
+        if asked
+        else ()
+    )
 
 
 def _yields(decision: Decision, followed: Decision, target: str) -> bool:

