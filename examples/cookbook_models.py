@@ -228,19 +228,21 @@ def _mesh() -> DeviceMesh:
     return sharded_llama.make_mesh("cpu", 16, 8)
 
 
-def _sharded(tensor_parallel: bool, layers: int = 8) -> policylang.TracedStep:
-    """What one of the ranks runs."""
+def _sharded(tensor_parallel: bool, layers: int = 8, length: int = 8192, ranks: int = 0) -> policylang.TracedStep:
+    """What one of the ranks runs: of all, or of the first ``ranks``."""
     from attrs import evolve
 
     from examples import sharded_llama
 
-    config = evolve(sharded_llama.LLAMA3_8B, layers=layers)
-    length = config.sequence // 8 if tensor_parallel else config.sequence
+    config = evolve(sharded_llama.LLAMA3_8B, layers=layers, sequence=length)
+    length = length // 8 if tensor_parallel else length
 
     def loss(model: nn.Module, tokens: Tensor) -> Tensor:
         return F.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
 
     mesh = _mesh()
+    if ranks:
+        mesh = sharded_llama.make_mesh("cpu", ranks, 1)
     with FakeTensorMode():
         model = sharded_llama.Llama(config)
         model = sharded_llama.shard(model, mesh, tensor_parallel=tensor_parallel, dtype=torch.bfloat16)
@@ -260,6 +262,11 @@ def tensor_parallel() -> policylang.TracedStep:
 def long_context() -> policylang.TracedStep:
     """Llama-3 8B on one sequence of 131,072 tokens."""
     return llama3_8b(length=131_072)
+
+
+def long_context_8_ranks() -> policylang.TracedStep:
+    """Llama-3 8B whose weights are cut over the 8 GPUs of a host, each with a sequence of 131,072 tokens."""
+    return _sharded(tensor_parallel=False, layers=32, length=131_072, ranks=8)
 
 
 def tutorial() -> nn.Module:
@@ -293,5 +300,6 @@ MODELS: dict[str, Callable[[], policylang.TracedStep | nn.Module]] = {
         custom_operator,
         fsdp,
         tensor_parallel,
+        long_context_8_ranks,
     )
 }

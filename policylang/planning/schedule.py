@@ -466,6 +466,8 @@ def build_checkpointed_schedule(
                     copies.take(each, region)
                 else:
                     held.append((each, len(steps) - 1))
+                if each in forms:  # the operator is called, and does not run
+                    held.extend((source, len(steps) - 1) for source in inputs[facts.owners[each]] if source in forms)
         for at in ends.get(row, ()):
             held.extend((each, len(steps)) for each in checkpoints.given[at] if copies.holder(each) is None)
         if late and not facts.flags[row] & Flag.VIEW:

@@ -162,31 +162,43 @@ RULES = (
     "optional recompute addmm in block",
     "optional recompute everything in every 2nd block",
 )
+NARROWED = (
+    "optional save addmm in block as bfloat16",
+    "optional save (sigmoid, gelu) in block as bfloat16",
+    "optional save (addmm, tanh) in block as float8_e4m3fn per row",
+    "optional save everything in block where crosses block as bfloat16",
+    "optional save everything in block as bfloat16",
+)
 LINES = ("", "optional prefetch offloaded 2 blocks ahead", "optional prefetch offloaded 3 blocks ahead")
 
 random_step = st.sampled_from([*sorted(STEPS), BARE])
 random_block = st.lists(random_step, max_size=4).map(tuple)
 
 
-@given(
-    programs=st.lists(random_block, min_size=1, max_size=5).map(tuple),
-    ground=st.sampled_from(GROUNDS),
-    rules=st.lists(st.sampled_from(RULES), max_size=3, unique=True),
-    line=st.sampled_from(LINES),
-)
-@settings(max_examples=examples(20, 300))
-def test_random_blocks_come_to_what_is_planned(
-    programs: tuple[tuple[str, ...], ...], ground: str, rules: list[str], line: str
-) -> None:
-    compare(programs, "\n".join(["blocks layers.*", f"optional {ground}", *rules, line]))
+def _come_to_what_is_planned(data: st.DataObject, ground: str, most: int, narrowed: int = 0) -> None:
+    programs = data.draw(st.lists(random_block, min_size=1, max_size=most).map(tuple))
+    rules = data.draw(st.lists(st.sampled_from(RULES), max_size=most - 1, unique=True))
+    rules += data.draw(st.lists(st.sampled_from(NARROWED), min_size=min(narrowed, 1), max_size=narrowed, unique=True))
+    line = data.draw(st.sampled_from(LINES))
+    compare(programs, "\n".join(["blocks layers.*", f"optional {ground}", *data.draw(st.permutations(rules)), line]))
+
+
+@given(st.data(), st.sampled_from(GROUNDS))
+@settings(max_examples=examples(8, 300))
+def test_random_blocks_come_to_what_is_planned(data: st.DataObject, ground: str) -> None:
+    _come_to_what_is_planned(data, ground, 4)
+
+
+@given(st.data(), st.sampled_from(GROUNDS))
+@settings(max_examples=examples(5, 100))
+def test_random_blocks_with_narrower_values_come_to_what_is_planned(data: st.DataObject, ground: str) -> None:
+    _come_to_what_is_planned(data, ground, 3, narrowed=2)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("narrowed", [0, 2], ids=["", "narrowed"])
 @pytest.mark.parametrize("ground", GROUNDS)
-@given(st.data())
+@given(data=st.data())
 @settings(max_examples=500)
-def test_many_random_blocks_come_to_what_is_planned(ground: str, data: st.DataObject) -> None:
-    programs = data.draw(st.lists(random_block, min_size=1, max_size=6).map(tuple))
-    line = data.draw(st.sampled_from(LINES))
-    rules = data.draw(st.lists(st.sampled_from(RULES), max_size=5, unique=True))
-    compare(programs, "\n".join(["blocks layers.*", f"optional {ground}", *rules, line]))
+def test_many_random_blocks_come_to_what_is_planned(ground: str, narrowed: int, data: st.DataObject) -> None:
+    _come_to_what_is_planned(data, ground, 6, narrowed)
