@@ -459,6 +459,7 @@ def build_checkpointed_schedule(
         inside = late or (inside and phases[row] != _FORWARD)
         for at in begins.get(row, ()):
             copies.fetch(at, ahead, region)
+            made = frozenset(runs[at])
             for each in runs[at]:
                 if each in repeats:
                     steps.append((int(StepKind.SECOND_RUN), each, region))
@@ -466,8 +467,8 @@ def build_checkpointed_schedule(
                     copies.take(each, region)
                 else:
                     held.append((each, len(steps) - 1))
-                if each in forms:  # the operator is called, and does not run
-                    held.extend((source, len(steps) - 1) for source in inputs[facts.owners[each]] if source in forms)
+                if each in forms:  # its operator is called, with what it reads, and does not run
+                    held.extend((source, len(steps) - 1) for source in inputs[facts.owners[each]] if source in made)
         for at in ends.get(row, ()):
             held.extend((each, len(steps)) for each in checkpoints.given[at] if copies.holder(each) is None)
         if late and not facts.flags[row] & Flag.VIEW:

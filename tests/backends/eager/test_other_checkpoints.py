@@ -35,6 +35,34 @@ class Reentrant(Around):
     reentrant = True
 
 
+class Offloads(torch.autograd.Function):
+    """Unsloth's checkpoint: the block's input waits on the host, and the block runs again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, block: nn.Module, x: Tensor) -> Tensor:
+        ctx.block = block
+        ctx.save_for_backward(x.to("cpu", non_blocking=True))
+        with torch.no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None]:
+        (saved,) = ctx.saved_tensors
+        x = saved.detach().requires_grad_()
+        with torch.enable_grad():
+            output = ctx.block(x)
+        torch.autograd.backward(output, gradient)
+        return None, x.grad
+
+
+class Unsloth(Model):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        for layer in self.layers:
+            x = Offloads.apply(layer, x)
+        return x
+
+
 def wrapped(model: nn.Module) -> nn.Module:
     apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Layer))
     return model
@@ -45,6 +73,7 @@ def wrapped(model: nn.Module) -> nn.Module:
     [
         (Around, lambda model: model, r"the checkpoint of `layers\.0` \(Layer\) is inside another one"),
         (Reentrant, lambda model: model, r"`layers\.1` \(Layer\) runs with gradients only in the backward"),
+        (Unsloth, lambda model: model, r"`layers\.1` \(Layer\) runs with gradients only in the backward"),
         (Model, wrapped, r"the checkpoint of `layers\.0` \(Layer\) is inside another one"),
     ],
 )
