@@ -196,9 +196,8 @@ def test_random_blocks_with_narrower_values_come_to_what_is_planned(data: st.Dat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("narrowed", [0, 2], ids=["", "narrowed"])
 @pytest.mark.parametrize("ground", GROUNDS)
 @given(data=st.data())
 @settings(max_examples=500)
-def test_many_random_blocks_come_to_what_is_planned(ground: str, narrowed: int, data: st.DataObject) -> None:
-    _come_to_what_is_planned(data, ground, 6, narrowed)
+def test_many_random_blocks_come_to_what_is_planned(ground: str, data: st.DataObject) -> None:
+    _come_to_what_is_planned(data, ground, 6)
