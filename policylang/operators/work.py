@@ -405,7 +405,7 @@ def _could_do_matrix_work(target: Any) -> bool:
     return makes and not operator.flags & (Category.VIEW | Category.COLLECTIVE) and tags.isdisjoint(target.tags)
 
 
-class _Parts(DispatchMode):  # type: ignore[misc]  # torch does not type it
+class _Parts(DispatchMode):
     """Counts what runs inside."""
 
     def __init__(self) -> None:

@@ -339,7 +339,7 @@ def _trace(
         return make_fx(run)(*fakes)
 
 
-class _DrawnInMemoryOrder(DispatchMode):  # type: ignore[misc]  # torch does not type it
+class _DrawnInMemoryOrder(DispatchMode):
     """Under it, dropout of a tensor that is not contiguous draws as in eager, one element of memory after the other.
     Alone of what draws in place, ``bernoulli_`` becomes an operator that draws for a contiguous tensor."""
 
