@@ -182,7 +182,8 @@ class _Offloads:
         for row in self.members[self.roots[holder]]:
             decision = self.decisions[row]
             if row not in self.needed:
-                found += [row] if row != holder and decision is not None and decision.outcome.is_held else []
+                held = row != holder and decision is not None and decision.outcome.is_held
+                found += [row] if held and (self.checkpointed or _holder(self.facts, row) == holder) else []
             elif is_open(decision) or self._is_given(row, holder):
                 found.append(row)
         return found
