@@ -132,7 +132,8 @@ class PlannedInstructions(Instructions):
 def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     facts, stream = plan.facts, trace.stream
     needs = saved_and_recomputed(plan)
-    held = kept_rows(facts, [row for row in (*needs.saved, *needs.offloaded) if row < trace.reach_row])
+    kept = kept_rows(facts, (*needs.saved, *needs.offloaded))
+    held = frozenset(row for row in kept if row < trace.reach_row)
     steps = zip(stream.operators, trace.rows, strict=True)
     kinds = [
         KEEP if at in stream.numbers else _kind(facts, plan.decisions, row, operator, held)
@@ -147,7 +148,7 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
     recomputed = (at for at, kind in enumerate(kinds[: stream.reach]) if kind in (RUN, DRAW))
     outside = {at: found for at in recomputed if (found := stream.from_outside.get(at))}
     roots, forms = facts.storage_roots, plan.schedule.forms
-    handed = frozenset(row for row in needs.saved if row >= trace.reach_row)
+    handed = kept.difference(held, needs.offloaded)
     narrow = {roots[row]: row for row in handed if row in forms}
     elsewhere: MovedRows = {roots[row]: forms.get(row) for row in (*needs.offloaded, *forms)}
 

@@ -81,11 +81,7 @@ def resolve_offloads(
         for row in facts.forward
         if moves(decisions[row]) and (roots[row] not in given or (reach is not None and row < reach[of[row]]))
     ]
-    return (
-        _Offloads(policy, facts, decisions, needed, asked, spent, checkpoints, block_of).resolve()
-        if asked
-        else ()
-    )
+    return _Offloads(policy, facts, decisions, needed, asked, spent, checkpoints, block_of).resolve() if asked else ()
 
 
 def _yields(decision: Decision, followed: Decision, target: str) -> bool:
