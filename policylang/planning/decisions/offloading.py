@@ -305,8 +305,9 @@ def offload_diagnostics(
     narrows nothing is an error: whoever wrote it counts on the memory."""
     moved = sorted((*needs.moved, *(row for row in needs.contingent if moves(decisions[row]))))
     moving = [rule for rule, _ in by_rule(moved, decisions, policy)]
-    held = frozenset(needs.all)
-    for rule, rows in by_rule([row for row in stays if row in held], decisions, policy):
+    held, roots = frozenset(needs.all), facts.storage_roots
+    given = {roots[row] for row in facts.forward if facts.flags[row] & Flag.FORWARD_OUTPUT}
+    for rule, rows in by_rule([row for row in stays if row in held or roots[row] in given], decisions, policy):
         moves_none = all(rule is not each for each in moving)
         text = "the model's own checkpoint" if rule is None else f"`{rule.text}`"
         reasons = [decision.reason for row in rows if (decision := decisions[row]) is not None]
