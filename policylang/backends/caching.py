@@ -36,8 +36,8 @@ from policylang.torch_compat import compilers, distributed, graphs
 _PACKAGE = "policylang"
 _ROOTS = ("api", "backends", "integrations")
 """Every module in these begins a compile or is called by one, but for those in :data:`_BEFORE`."""
-_BEFORE = frozenset(("api/tune.py", "api/profile_device.py"))
-"""These return a file, or a policy that was read; what either decides is in the policy."""
+_BEFORE = frozenset(("api/fit.py", "api/tune.py", "api/profile_device.py", "api/watch.py"))
+"""These return a file or a policy, whose decisions are in the policy, or measure what others do."""
 _SUFFIX = ".py"
 _IMPORT = re.compile(
     rf"^([ \t]*)(?:from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]*(\([^)]*\)|.*)|import[ \t]+(.*))", re.M
