@@ -471,6 +471,7 @@ def build_checkpointed_schedule(
                     held.extend((source, len(steps) - 1) for source in inputs[facts.owners[each]] if source in made)
         for at in ends.get(row, ()):
             held.extend((each, len(steps)) for each in checkpoints.given[at] if copies.holder(each) is None)
+            held.extend((~each, len(steps)) for each in copies.taken[at] if each in forms)
         if late and not facts.flags[row] & Flag.VIEW:
             memory = [facts.storage_roots[each] for each in inputs[row]]
             own = {each for each in memory if phases[each] == _BACKWARD or facts.input_kinds[each] == InputKind.TANGENT}

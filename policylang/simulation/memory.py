@@ -199,8 +199,8 @@ class _Lifetimes:
 
         for step, (kind, row, region) in enumerate(self.schedule):
             for each in held.get(step, ()):
-                value = read(each, region)
-                last[value] = max(last.get(value, step), step)
+                for value in (read(each, region),) if each >= 0 else narrow[~each]:
+                    last[value] = max(last.get(value, step), step)
             if kind <= _SECOND_RUN:
                 sources = facts.inputs[row]
                 value = row if kind == _FIRST_RUN else row + region * length

@@ -118,8 +118,8 @@ class Offloading:
     """How many blocks before its recomputation a block's values are copied back."""
     spent: dict[int, Counter[int]] = field(factory=dict)
     """By number of a block and rule, the bytes that the rule offloads in it."""
-    crossing: dict[int, tuple[StorageWeakRef, NarrowedPart | None]] = field(factory=dict)
-    """By address, memory that blocks have returned, and that the checkpoint which takes it moves, or has narrowed."""
+    crossing: dict[int, tuple[StorageWeakRef, NarrowForm | None]] = field(factory=dict)
+    """By address, memory that blocks have returned, and that the checkpoint which takes it moves, or narrows."""
     taken: set[int] = field(factory=set)
     """What of it a checkpoint has taken."""
     stayed: int = 0
@@ -136,14 +136,13 @@ class Offloading:
         self._values = {at: pair for at, pair in self._values.items() if not pair[0].expired()}
         for number, form in parts.items():
             if number < len(plain) and (address := storage_address(plain[number])) is not None:
-                with outside_of_modes():
-                    narrow = None if form is None else self._instead(plain[number], form)
-                self.crossing[address] = StorageWeakRef(plain[number].untyped_storage()), narrow
+                self.crossing[address] = StorageWeakRef(plain[number].untyped_storage()), form
 
     def held_of(self, part: Tensor) -> list[Tensor]:
-        """What the next checkpoint holds on the device of what a block has returned."""
-        _, narrow = self.crossing.get(storage_address(part) or 0, (None, None))
-        return [part] if narrow is None else [*narrow.tensors]
+        """What the next checkpoint is to hold on the device of what a block has returned."""
+        _, form = self.crossing.get(storage_address(part) or 0, (None, None))
+        with outside_of_modes():
+            return [part] if form is None else [*self._instead(part, form).tensors]
 
     def moved(self, value: Any, parts: MovedRows | None = None) -> Any:
         """A structure with what stands for its tensors; the same object where there is nothing to move. ``parts`` are
@@ -171,10 +170,10 @@ class Offloading:
         found: dict[int, NarrowForm | None] = {}
         for number, part in enumerate(plain, first):
             address = storage_address(part)
-            memory, narrow = self.crossing.get(address or 0, (None, None))
+            memory, form = self.crossing.get(address or 0, (None, None))
             if address is not None and memory is not None and not memory.expired():
                 self.taken.add(address)
-                found[number] = None if narrow is None else narrow.form
+                found[number] = form
         return found
 
     def _instead(self, part: Tensor, form: NarrowForm | None) -> Any:

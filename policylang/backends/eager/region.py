@@ -200,8 +200,10 @@ class CheckpointRegion:
         if isinstance(call, Observation):
             return self._plan(running, call, list(returned))
         if running.kept is not None and call.drifted_at is None:
-            handed = self._handed(running.kept.instructions, returned)
-            if running.kept.instructions.plan.facts.data_sizes:
+            instructions = running.kept.instructions
+            self.offloading.returned(take_apart(list(returned))[0], instructions.returned)
+            if instructions.plan.facts.data_sizes:
+                handed = self._handed(instructions, returned)
                 held = [part for each in call.entries.values() for part in _on_device(each.value)]
                 now = held_bytes([*held, *(part for parts in handed.values() for part in parts)])
                 least, most = running.kept.saved
@@ -249,9 +251,8 @@ class CheckpointRegion:
         return call
 
     def _handed(self, instructions: PlannedInstructions, returned: Iterable[Tensor]) -> dict[int, list[Tensor]]:
-        """A block has returned: by node, what the next checkpoint is to hold on the device because a rule says so."""
+        """By node, what the next checkpoint is to hold on the device because a rule says so."""
         plain = take_apart(list(returned))[0]
-        self.offloading.returned(plain, instructions.returned)
         return {row: self.offloading.held_of(plain[part]) for part, row in instructions.handed.items()}
 
     def _spend(self, plan: Plan, offloaded: Sequence[int]) -> None:
@@ -292,6 +293,7 @@ class CheckpointRegion:
         held = {
             instructions.rows[at]: list(_on_device(call.entries[at].value, instructions.read.get(at))) for at in planned
         }
+        self.offloading.returned(take_apart(list(returned))[0], instructions.returned)
         held |= self._handed(instructions, returned)
         outside = take_apart(before.alive())[0]
         kept.audit = audit_eager(instructions.plan, instructions.needs, held, outside)
