@@ -2,7 +2,7 @@
 next.
 
 A value is moved as the memory that it lies in, once for all the tensors in it: they come back with the same strides, in
-memory that they share as before. Its metadata takes its place. What a block returns is narrowed then.
+memory that they share as before. Its metadata takes its place.
 """
 
 from __future__ import annotations

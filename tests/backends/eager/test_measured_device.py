@@ -166,6 +166,7 @@ NARROWED = (
     "optional save addmm in block as bfloat16",
     "optional save (sigmoid, gelu) in block as bfloat16",
     "optional save (addmm, tanh) in block as float8_e4m3fn per row",
+    "optional save everything in block where crosses block as bfloat16",
 )
 LINES = ("", "optional prefetch offloaded 2 blocks ahead", "optional prefetch offloaded 3 blocks ahead")
 
