@@ -62,6 +62,9 @@ def table_of(grammar: str) -> str:
 def _worked_out(grammar: str) -> dict[str, Any]:
     data, memo = Lark(grammar, **_OPTIONS).memo_serialize([TerminalDef, Rule])
     data["parser"]["parser"] = _in_order(data["parser"]["parser"])
+    for each in memo.values():  # Pythons differ in how wide what has no limit is
+        if "_width" in each.get("pattern", ()):
+            each["pattern"]["_width"] = [min(width, 2**32 - 1) for width in each["pattern"]["_width"]]
     return {"data": data, "memo": memo}
 
 
