@@ -201,9 +201,10 @@ class CheckpointRegion:
             return self._plan(running, call, list(returned))
         if running.kept is not None and call.drifted_at is None:
             instructions = running.kept.instructions
-            self.offloading.returned(take_apart(list(returned))[0], instructions.returned)
+            plain = take_apart(list(returned))[0]
+            self.offloading.returned(plain, instructions.returned)
             if instructions.plan.facts.data_sizes:
-                handed = self._handed(instructions, returned)
+                handed = self._handed(instructions, plain)
                 held = [part for each in call.entries.values() for part in _on_device(each.value)]
                 now = held_bytes([*held, *(part for parts in handed.values() for part in parts)])
                 least, most = running.kept.saved
@@ -250,9 +251,8 @@ class CheckpointRegion:
         announce(AppliedPlan(_PATH.name, instructions.plan, kept.audit))
         return call
 
-    def _handed(self, instructions: PlannedInstructions, returned: Iterable[Tensor]) -> dict[int, list[Tensor]]:
+    def _handed(self, instructions: PlannedInstructions, plain: Sequence[Tensor]) -> dict[int, list[Tensor]]:
         """By node, what the next checkpoint is to hold on the device because a rule says so."""
-        plain = take_apart(list(returned))[0]
         return {row: self.offloading.held_of(plain[part]) for part, row in instructions.handed.items()}
 
     def _spend(self, plan: Plan, offloaded: Sequence[int]) -> None:
@@ -293,8 +293,9 @@ class CheckpointRegion:
         held = {
             instructions.rows[at]: list(_on_device(call.entries[at].value, instructions.read.get(at))) for at in planned
         }
-        self.offloading.returned(take_apart(list(returned))[0], instructions.returned)
-        held |= self._handed(instructions, returned)
+        plain = take_apart(list(returned))[0]
+        self.offloading.returned(plain, instructions.returned)
+        held |= self._handed(instructions, plain)
         outside = take_apart(before.alive())[0]
         kept.audit = audit_eager(instructions.plan, instructions.needs, held, outside)
         kept.saved = kept.audit.saved_bytes, kept.audit.saved_bytes
