@@ -169,7 +169,7 @@ with them), and the places of a choice that autograd keeps for a gradient that a
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_figures_are_those_of_the_checkpoints(name: str, tmp_path: Any) -> None:
-    """Beside what they hold as the next block's input, which counts for no rule, and what the graph cannot know."""
+    """Beside what the last block returns, which no checkpoint takes, and what the graph cannot know."""
     tokens = torch.randint(0, 128, (2, 32))
 
     def step(model: Any) -> torch.Tensor:
@@ -188,8 +188,8 @@ def test_figures_are_those_of_the_checkpoints(name: str, tmp_path: Any) -> None:
         assert planned.recomputed_flops == report.recomputed.flops
         beyond = held_by_operator(model)
         beyond.subtract(by_operator(made.facts, [row for row in planned.saved if made.block_of[row] >= 0]))
-        handed_on = len(made.block_names) * 2 * 32 * 64 * 4
-        assert sum(planned.saved_bytes_by_block) - handed_on + sum_of_positive(beyond) == report.saved.bytes
+        last = 2 * 32 * 64 * 4
+        assert sum(planned.saved_bytes_by_block) - last + sum_of_positive(beyond) == report.saved.bytes
         assert {operator for operator, size in beyond.items() if size > 0} <= HELD_BEYOND.get(name, set())
 
 
