@@ -44,16 +44,8 @@ from policylang.backends.eager.origins import (
 from policylang.backends.eager.surroundings import Before
 from policylang.graph.marks import annotated
 from policylang.graph.phases import MODULE_ANNOTATION
+from policylang.torch_compat import eager
 from policylang.torch_compat.distributed import is_of_fsdp, mesh_groups
-from policylang.torch_compat.eager import (
-    DispatchMode,
-    active_modes,
-    are_of_checkpoint,
-    is_wrapper_class,
-    saved_tensor_hooks,
-    storage_address,
-    storage_users,
-)
 from policylang.torch_compat.graphs import hint, outside_of_modes
 from policylang.torch_compat.tracing import take_apart
 
@@ -76,7 +68,7 @@ def written_since(address: int | None, moment: int) -> bool:
     return address is not None and _written.get(address, -1) > moment
 
 
-class BlockMode(DispatchMode):
+class BlockMode(eager.DispatchMode):
     """Sees every operator of one run of a block."""
 
     supports_higher_order_operators = True
@@ -107,7 +99,7 @@ def unseen_since(moment: int) -> AbstractContextManager[None]:
 @contextmanager
 def _suspended(which: Callable[[BlockMode], bool], reading: frozenset[int] = frozenset()) -> Iterator[None]:
     """Operators that run meanwhile are hidden from some blocks, but for those that read the tensors with these ids."""
-    modes = [mode for mode in active_modes() if isinstance(mode, BlockMode) and which(mode)]
+    modes = [mode for mode in eager.active_modes() if isinstance(mode, BlockMode) and which(mode)]
     before = [mode.reading for mode in modes]
     for mode in modes:
         mode.reading = reading
@@ -180,11 +172,11 @@ def thrown_away(
     as their origins; ``needed``: operations that are needed in any case.
     """
     parts = {at: take_apart(list(tensors_in(each.value)))[0] for at, each in entries.items()}
-    places = {at: [(part, storage_address(part)) for part in own] for at, own in parts.items()}
+    places = {at: [(part, eager.storage_address(part)) for part in own] for at, own in parts.items()}
     ours = Counter(place for own in places.values() for _, place in own)
     live = set(needed)
     for at, own in places.items():
-        if any(place is None or storage_users(part) > ours[place] for part, place in own):  # held elsewhere
+        if any(place is None or eager.storage_users(part) > ours[place] for part, place in own):  # held elsewhere
             live.update(range(*spans[at]))
     for call in range(len(reads) - 1, -1, -1):
         if call in live:
@@ -309,13 +301,13 @@ class Observation:
         read = list(enumerate(tensors_in((args, kwargs))))
         if torch.is_grad_enabled() and any(each.requires_grad for _, each in read):
             stream.differentiable.add(at)
-            pair = saved_tensor_hooks()
+            pair = eager.saved_tensor_hooks()
             if pair == self.hooks:
                 self.free = True
             else:
                 self.hooked = True
                 ours = pair[0].__module__.startswith(f"{__package__.partition('.')[0]}.")
-                self.own_checkpoint |= ours or are_of_checkpoint(pair)
+                self.own_checkpoint |= ours or eager.are_of_checkpoint(pair)
         out = run()
         written = list(tensors_in(written_by(func, args, kwargs)))
         if written:
@@ -405,7 +397,7 @@ class Observer(BlockMode):
             return self.aside(func, types, args, kwargs)
 
         def run() -> Any:
-            if is_ignored(func) or not any(is_wrapper_class(each) for each in types):
+            if is_ignored(func) or not any(eager.is_wrapper_class(each) for each in types):
                 return seen.operation(func, args, kwargs)
             with _Inside(seen):
                 return func(*args, **kwargs)
@@ -413,7 +405,7 @@ class Observer(BlockMode):
         return run() if is_no_step(func, args) else seen.operator(func, args, kwargs, run)
 
 
-class _Inside(DispatchMode):
+class _Inside(eager.DispatchMode):
     """Sees what a tensor made of tensors runs for one operator on it."""
 
     supports_higher_order_operators = True
@@ -423,7 +415,7 @@ class _Inside(DispatchMode):
         self._observation = observation
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        if any(is_wrapper_class(each) for each in types):
+        if any(eager.is_wrapper_class(each) for each in types):
             return NotImplemented  # its own kind knows what to run
         return self._observation.operation(func, args, kwargs or {})
 
@@ -431,7 +423,7 @@ class _Inside(DispatchMode):
 @contextmanager
 def watched(observation: Observation) -> Iterator[Observer]:
     """Under it, the observation knows in which module an operator runs, and what autograd saves."""
-    save, give = saved_tensor_hooks() or (lambda value: value, lambda value: value)
+    save, give = eager.saved_tensor_hooks() or (lambda value: value, lambda value: value)
     watching = [observation]  # autograd keeps the hooks for as long as the graph lives, and is not to keep this
     own = threading.get_ident()  # another thread may run the same modules
     observer = Observer(observation)
@@ -466,7 +458,7 @@ def watched(observation: Observation) -> Iterator[Observer]:
                 handles.append(module.register_forward_pre_hook(gathered))
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, give), observer:
-            observation.hooks = saved_tensor_hooks()
+            observation.hooks = eager.saved_tensor_hooks()
             yield observer
     finally:
         watching.clear()

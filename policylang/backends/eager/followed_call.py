@@ -11,25 +11,10 @@ from torch import Tensor
 
 from policylang.backends import finalize
 from policylang.backends.copies import await_copies
-from policylang.backends.eager import problems
+from policylang.backends.eager import origins, problems
 from policylang.backends.eager.block_trace import BlockTrace
 from policylang.backends.eager.first_call import Observation, moments, note_write, written_since
 from policylang.backends.eager.offloaded import MovedTensor, Offloading, moved_in
-from policylang.backends.eager.origins import (
-    GeneratorState,
-    HeldResult,
-    NotedTensor,
-    addresses,
-    draws,
-    gives_number,
-    gives_what_it_writes,
-    memory_of,
-    numbers_among,
-    tensors_in,
-    without_history,
-    writes,
-    written_by,
-)
 from policylang.backends.eager.surroundings import Surroundings
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, Flag, MovedRows
@@ -204,14 +189,14 @@ def _last_readers(trace: BlockTrace, memory: Collection[int]) -> dict[int, int]:
 
 def _write(operator: Any) -> int:
     """For an operator that writes to memory from outside: its other results are held."""
-    return PASS if gives_what_it_writes(operator) else KEEP
+    return PASS if origins.gives_what_it_writes(operator) else KEEP
 
 
 def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator: Any, held: frozenset[int]) -> int:
     if row < 0:
-        return _write(operator) if writes(operator) else RUN
+        return _write(operator) if origins.writes(operator) else RUN
     flags = facts.flags[row]
-    if flags & _WRITES and writes(operator):
+    if flags & _WRITES and origins.writes(operator):
         if not flags & _REPEATABLE:
             return _write(operator)
         if (decision := decisions[row]) is not None and decision.outcome.is_held:
@@ -223,7 +208,7 @@ def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator
     return DRAW if flags & _RANDOM else RUN
 
 
-FREED = HeldResult(None, [])
+FREED = origins.HeldResult(None, [])
 """Stands for what a backward has used up."""
 
 
@@ -236,13 +221,13 @@ class FollowedCall:
     on_drift: Callable[[Diagnostic], None]
     """Called where the forward leaves the plan. May raise."""
     surroundings: Surroundings
-    entries: dict[int, HeldResult] = field(factory=dict)
-    states: dict[int, GeneratorState] = field(factory=dict)
+    entries: dict[int, origins.HeldResult] = field(factory=dict)
+    states: dict[int, origins.GeneratorState] = field(factory=dict)
     passed: dict[int, list[Tensor]] = field(factory=dict)
     """By operator that is not recomputed, the tensors from outside that it wrote to."""
     freed: set[int] = field(factory=set)
     """Those of ``passed`` whose memory has been freed since."""
-    noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
+    noted: dict[int, dict[int, origins.NotedTensor]] = field(factory=dict)
     """By operator and position among its tensor arguments: tensors that the recomputation has to find unchanged."""
     numbers: dict[int, list[Any]] = field(factory=dict)
     """The plain numbers that an operator was called with."""
@@ -288,31 +273,33 @@ class FollowedCall:
         """Run an operator behind the point of drift; it is recomputed, except for its writes to the block's buffers."""
         assert self.drifted_at is not None
         at, kind = self.drifted_at + len(self.tail), RUN
-        if draws(func):
+        if origins.draws(func):
             kind = DRAW
-            self.states[at] = GeneratorState.before(args, kwargs)
-        if numbers := numbers_among(args, kwargs):
+            self.states[at] = origins.GeneratorState.before(args, kwargs)
+        if numbers := origins.numbers_among(args, kwargs):
             self.numbers[at] = numbers
         own = self._own_buffers()
-        given = enumerate(tensors_in((args, kwargs)))
-        read = {number: each for number, each in given if not own.isdisjoint(addresses([each]))}
-        self.noted[at] = {number: NotedTensor.of(each) for number, each in read.items()}
+        given = enumerate(origins.tensors_in((args, kwargs)))
+        read = {number: each for number, each in given if not own.isdisjoint(origins.addresses([each]))}
+        self.noted[at] = {number: origins.NotedTensor.of(each) for number, each in read.items()}
         is_view = bool(describe(func).flags & Category.VIEW)
         out = func(*args, **kwargs)
-        written = list(tensors_in(written_by(func, args, kwargs)))
+        written = list(origins.tensors_in(origins.written_by(func, args, kwargs)))
         if updated_statistics(func, args):
             kind = QUIET
-        elif written and not own.isdisjoint(addresses(written)):
-            kind = PASS if gives_what_it_writes(func) else KEEP
+        elif written and not own.isdisjoint(origins.addresses(written)):
+            kind = PASS if origins.gives_what_it_writes(func) else KEEP
             self.passed[at] = written
             note_write(written)
-        elif gives_number(out) or (
+        elif origins.gives_number(out) or (
             not (written or is_view)
-            and not addresses(read.values()).isdisjoint(addresses(each for own in self.passed.values() for each in own))
+            and not origins.addresses(read.values()).isdisjoint(
+                origins.addresses(each for own in self.passed.values() for each in own)
+            )
         ):
             kind = KEEP
         if kind == KEEP:
-            self.entries[at] = HeldResult.of(without_history(out))
+            self.entries[at] = origins.HeldResult.of(origins.without_history(out))
         if kind not in (RUN, DRAW) or is_view:
             del self.noted[at]
         self.tail.append((func, kind))
@@ -323,7 +310,7 @@ class FollowedCall:
         if self._own is None:
             tables = [table.content.values() for table in self.surroundings.tensors]
             found = (each for table in tables for each in table if isinstance(each, Tensor) and not each.requires_grad)
-            self._own = addresses(found)
+            self._own = origins.addresses(found)
         return self._own
 
     def count_writes(self) -> None:
@@ -332,18 +319,18 @@ class FollowedCall:
             if self.is_planned(at):
                 for holder in holders:
                     if holder in self.entries:
-                        self.entries[holder] = HeldResult.of(self.entries[holder].value)
+                        self.entries[holder] = origins.HeldResult.of(self.entries[holder].value)
         self.note_freed()
         for at, noted in self.noted.items():
             for number, each in noted.items():
                 if not self.is_state(at, number):  # FSDP may have filled the memory of a parameter since
-                    noted[number] = NotedTensor.of(each.tensor)
+                    noted[number] = origins.NotedTensor.of(each.tensor)
 
     def leave(self, positions: Iterable[int]) -> None:
         """What operators gave leaves for the host, or is narrowed."""
         for at in positions:
             if (held := self.entries.get(at)) is not None and held is not FREED:
-                self.entries[at] = HeldResult.of(self.offloading.moved(held.value, self.instructions.moved[at]))
+                self.entries[at] = origins.HeldResult.of(self.offloading.moved(held.value, self.instructions.moved[at]))
 
     def finish(self, inputs: list[MovedTensor]) -> None:
         """Called when the block has returned, and knows what its checkpoint has moved of what it was called with."""
@@ -398,7 +385,7 @@ class FollowedCall:
         """A block has written to memory since, even where autograd does not count it (``.data``). Freed memory is
         filled again before it is read."""
         filled = (each for at in self.freed for each in self.passed[at])
-        return written_since(address, self.began) and address not in addresses(filled)
+        return written_since(address, self.began) and address not in origins.addresses(filled)
 
     def is_planned(self, at: int) -> bool:
         return self.drifted_at is None or at < self.drifted_at
@@ -428,18 +415,20 @@ def unfinished_call(observation: Observation) -> FollowedCall:
     """A call that is still being observed and recomputes a part of itself: everything it has made so far is held, and
     everything it has written stays written."""
     operators, held = observation.stream.operators, observation.entries
-    kinds = [_write(each) if writes(each) else KEEP if at in held else RUN for at, each in enumerate(operators)]
+    kinds = [_write(each) if origins.writes(each) else KEEP if at in held else RUN for at, each in enumerate(operators)]
     instructions = Instructions((*operators, None), (*kinds, RUN), len(operators))
     found = observation.before.surroundings(observation.before.volatile())
     return FollowedCall(observation.name, instructions, problems.warn, found, held)
 
 
-def _without_unread(held: HeldResult, read: frozenset[int] | None) -> HeldResult:
+def _without_unread(held: origins.HeldResult, read: frozenset[int] | None) -> origins.HeldResult:
     """Keeps the recorded memory, except for placeholders of unread results."""
     value = without_unread(held.value, read)
-    pairs = zip(tensors_in(value), tensors_in(held.value), held.memory, strict=True)
+    pairs = zip(origins.tensors_in(value), origins.tensors_in(held.value), held.memory, strict=True)
     with outside_of_modes():
-        return HeldResult(value, [own if leaf is before else memory_of(leaf) for leaf, before, own in pairs])
+        return origins.HeldResult(
+            value, [own if leaf is before else origins.memory_of(leaf) for leaf, before, own in pairs]
+        )
 
 
 def without_unread(out: Any, read: frozenset[int] | None) -> Any:

@@ -21,16 +21,9 @@ from policylang.backends.copies import HostValue, narrowed, widened
 from policylang.backends.eager import problems
 from policylang.graph.facts import MovedRows
 from policylang.language.syntax import NarrowForm
+from policylang.torch_compat import tracing
 from policylang.torch_compat.eager import storage_address, storage_bytes, version
 from policylang.torch_compat.graphs import outside_of_modes
-from policylang.torch_compat.tracing import (
-    SubclassLayout,
-    put_together,
-    take_apart,
-    tree_flatten,
-    tree_leaves,
-    tree_unflatten,
-)
 
 
 @frozen(eq=False)
@@ -68,7 +61,7 @@ class NarrowedPart:
 class MovedTensor:
     """Stands for a tensor, some of whose plain parts are on the host or narrowed."""
 
-    layout: SubclassLayout
+    layout: tracing.SubclassLayout
     parts: list[Any]
     requires_grad: bool
 
@@ -86,13 +79,13 @@ class MovedTensor:
         """The tensor on its device, without a history."""
         with outside_of_modes():
             plain = [part.back() if isinstance(part, _MovedPart | NarrowedPart) else part for part in self.parts]
-            found: Tensor = put_together(plain, [self.layout])[0]
+            found: Tensor = tracing.put_together(plain, [self.layout])[0]
             return found.requires_grad_(self.requires_grad)
 
 
 def moved_in(value: Any) -> list[MovedTensor]:
     """What stands for tensors in a structure."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, MovedTensor)]
+    return [leaf for leaf in tracing.tree_leaves(value) if isinstance(leaf, MovedTensor)]
 
 
 def back(value: Any, name: str) -> Any:
@@ -106,8 +99,8 @@ def back(value: Any, name: str) -> Any:
             if part.memory.written:
                 raise problems.MOVED_WRITTEN.error(name=name, shape=list(part.size))
             part.memory.fetch()
-    leaves, spec = tree_flatten(value)
-    return tree_unflatten([leaf.back() if isinstance(leaf, MovedTensor) else leaf for leaf in leaves], spec)
+    leaves, spec = tracing.tree_flatten(value)
+    return tracing.tree_unflatten([leaf.back() if isinstance(leaf, MovedTensor) else leaf for leaf in leaves], spec)
 
 
 @define(eq=False)
@@ -148,13 +141,13 @@ class Offloading:
         """A structure with what stands for its tensors; the same object where there is nothing to move. ``parts`` are
         the numbers of the plain parts to be moved, with the form to which one is narrowed; without it, those that cross
         blocks are moved."""
-        leaves, spec = tree_flatten(value)
+        leaves, spec = tracing.tree_flatten(value)
         number, found = 0, list(leaves)
         with outside_of_modes():
             for at, leaf in enumerate(leaves):
                 if not isinstance(leaf, Tensor):
                     continue
-                plain, (layout,) = take_apart([leaf])
+                plain, (layout,) = tracing.take_apart([leaf])
                 now = list[Any](plain)
                 wanted = self._taken(plain, number) if parts is None else parts
                 for each, part in enumerate(plain):
@@ -163,7 +156,7 @@ class Offloading:
                         now[each] = _MovedPart.of(part, value) if isinstance(value, HostValue) else value
                         found[at] = MovedTensor(layout, now, leaf.requires_grad)
                 number += len(plain)
-        return tree_unflatten(found, spec) if moved_in(found) else value
+        return tracing.tree_unflatten(found, spec) if moved_in(found) else value
 
     def _taken(self, plain: Iterable[Any], first: int) -> MovedRows:
         """Of plain parts, by number, those that cross blocks."""

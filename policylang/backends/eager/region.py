@@ -45,15 +45,8 @@ from policylang.planning.refusals import MATCHES_NOTHING
 from policylang.planning.schedule import BlockContext
 from policylang.ranks.comparison import AgreedAccounts, agree_on_collectives, comparing, tell_stopped
 from policylang.ranks.rank_account import GraphRun
+from policylang.torch_compat import eager
 from policylang.torch_compat.compilers import compiled_in_place, compiler_of, is_compiled
-from policylang.torch_compat.eager import (
-    differentiated_by_transform,
-    forward_derivatives,
-    graph_being_traced,
-    held_bytes,
-    made_by_reentrant_checkpoint,
-    transformed,
-)
 from policylang.torch_compat.tracing import take_apart
 
 
@@ -64,9 +57,9 @@ def traced_for_others() -> bool:
 
 def runs_for_backward(module: nn.Module) -> bool:
     """The block runs as in training, and nothing traces or transforms it."""
-    if not (module.training and torch.is_grad_enabled()) or transformed() or traced_for_others():
+    if not (module.training and torch.is_grad_enabled()) or eager.transformed() or traced_for_others():
         return False
-    return graph_being_traced() is None and any(each.requires_grad for each in module.parameters())
+    return eager.graph_being_traced() is None and any(each.requires_grad for each in module.parameters())
 
 
 def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -74,10 +67,10 @@ def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: di
     under a transformation that differentiates by itself, whose values no checkpoint reaches."""
     if traced_for_others() or any(isinstance(each, fx.Proxy) for each in (*args, *kwargs.values())):
         return True
-    if not transformed():
+    if not eager.transformed():
         return False
     name = problems.block(module, root)
-    if differentiated_by_transform():
+    if eager.differentiated_by_transform():
         raise problems.DIFFERENTIATED.error(name=name)
     if torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
         problems.warn(problems.RUNS_TRANSFORMED.diagnostic(name=name))
@@ -206,7 +199,7 @@ class CheckpointRegion:
             if instructions.plan.facts.data_sizes:
                 handed = self._handed(instructions, plain)
                 held = [part for each in call.entries.values() for part in _on_device(each.value)]
-                now = held_bytes([*held, *(part for parts in handed.values() for part in parts)])
+                now = eager.held_bytes([*held, *(part for parts in handed.values() for part in parts)])
                 least, most = running.kept.saved
                 running.kept.saved = min(least, now), max(most, now)
         if call.left_out and self.kept.get(running.key) is running.kept:
@@ -215,7 +208,9 @@ class CheckpointRegion:
 
     def _plan(self, running: RunningBlock, observation: Observation, returned: list[Tensor]) -> FollowedCall | None:
         key, module = running.key, running.module
-        if not observation.free and (observation.own_checkpoint or any(map(made_by_reentrant_checkpoint, returned))):
+        if not observation.free and (
+            observation.own_checkpoint or any(map(eager.made_by_reentrant_checkpoint, returned))
+        ):
             raise problems.OWN_CHECKPOINT.error(name=self._named(module))
         if not observation.read_by_backward:
             if observation.hooked and not self.idle and any(each.requires_grad for each in returned):
@@ -355,7 +350,7 @@ def call_key(modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: Mappin
     modes = tuple([each.training for each in modules])
     parameters = tuple([_parameter(value) for each in modules for value in each._parameters.values()])
     autocast = tuple([_autocast(device) for device in devices])
-    return inputs, modes, parameters, compiled_in_place(modules), autocast, forward_derivatives()
+    return inputs, modes, parameters, compiled_in_place(modules), autocast, eager.forward_derivatives()
 
 
 def _parameter(value: Tensor | None) -> Hashable:

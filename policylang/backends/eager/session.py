@@ -40,24 +40,8 @@ from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import counted, folded_names, format_quantity
 from policylang.language.syntax import Bucket, Policy
+from policylang.torch_compat import eager
 from policylang.torch_compat.compilers import is_compiled, is_wrapped_by_compiler, was_left_uncompiled
-from policylang.torch_compat.eager import (
-    are_of_checkpoint,
-    being_compiled,
-    checkpoints_are_tagged,
-    clear_cast_weights,
-    failed_in,
-    graph_being_traced,
-    hooks_around,
-    keeps_graph,
-    move_inputs,
-    remove_saved_tensor_hooks,
-    restore_saved_tensor_hooks,
-    running_backward,
-    runs_in_graph,
-    saved_tensor_hooks,
-    transformed,
-)
 
 Pair = tuple["CheckpointContext", "CheckpointContext"]
 
@@ -121,7 +105,7 @@ class Session:
     def around(self) -> CheckpointContext | None:
         """The innermost context that is entered, if it is one of ours and nothing is being traced."""
         found = innermost()
-        return found if found is not None and found.session is self and graph_being_traced() is None else None
+        return found if found is not None and found.session is self and eager.graph_being_traced() is None else None
 
     def add(self, module: nn.Module, root: str, number: int | None = None) -> CheckpointRegion:
         """``number``: which of the model's blocks it is, where that is known."""
@@ -144,7 +128,7 @@ class Session:
 
             def contexts() -> Pair:
                 # ours takes checkpoints out of what it compiles: torch_compile.inner_checkpoints
-                if being_compiled() and not checkpoints_are_tagged() and not traced_for_others():
+                if eager.being_compiled() and not eager.checkpoints_are_tagged() and not traced_for_others():
                     raise problems.COMPILED.error(name=problems.AROUND_IT)
                 first = CheckpointContext(self, None)
                 return first, CheckpointContext(self, first)
@@ -334,17 +318,17 @@ class CheckpointContext:
         """What the checkpoint holds in the place of what it was called with."""
 
     def __enter__(self) -> CheckpointContext:
-        if self.first is None and runs_in_graph(self):  # Dynamo's graph as it is: no block in it has hooks
+        if self.first is None and eager.runs_in_graph(self):  # Dynamo's graph as it is: no block in it has hooks
             raise problems.COMPILED.error(name=problems.AROUND_IT)
         this_thread.around.append(self)
         self.block, self._depth, self._plainly = None, 0, False
-        self._gave_way, self._hooks = False, saved_tensor_hooks()
+        self._gave_way, self._hooks = False, eager.saved_tensor_hooks()
         with ExitStack() as undone:  # an error on the way in is none of the next checkpoint's
             undone.push(self)
-            if transformed() or traced_for_others():
+            if eager.transformed() or traced_for_others():
                 self._plainly = True
-            elif graph_being_traced() is None:
-                self._around = hooks_around(self._hooks) if self._hooks is not None else None
+            elif eager.graph_being_traced() is None:
+                self._around = eager.hooks_around(self._hooks) if self._hooks is not None else None
                 self._begin_within()
             undone.pop_all()
         return self
@@ -352,24 +336,24 @@ class CheckpointContext:
     def give_way(self, policy: Policy) -> None:
         """Code that our compiler made under a policy is about to run: it knows what to save, so autograd is to keep it.
         Raises ``PolicyMatchError`` where the checkpoint has another policy."""
-        if self.mode is not None or graph_being_traced() is not None:
+        if self.mode is not None or eager.graph_being_traced() is not None:
             return
         self.session.follow(policy)
         self._gave_way = True
-        if not self._aside and self._hooks is not None and saved_tensor_hooks() == self._hooks:
-            remove_saved_tensor_hooks()
+        if not self._aside and self._hooks is not None and eager.saved_tensor_hooks() == self._hooks:
+            eager.remove_saved_tensor_hooks()
             self._aside = True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_trace: object) -> None:
         this_thread.around.remove(self)
         if self._aside:
             self._aside = False
-            restore_saved_tensor_hooks(self._hooks)
+            eager.restore_saved_tensor_hooks(self._hooks)
         self._hooks = self._around = None  # they hold the checkpoint, and the checkpoint holds this context
         self._leave(finished=kind is None)
         if error is not None:
             self.explain(error)
-        elif self.block is None and not (self._gave_way or self._plainly) and graph_being_traced() is None:
+        elif self.block is None and not (self._gave_way or self._plainly) and eager.graph_being_traced() is None:
             raise self.session.nothing_ran()
 
     def explain(self, error: BaseException) -> None:
@@ -379,7 +363,7 @@ class CheckpointContext:
             running.failed(error)
         if self.block is not None and was_left_uncompiled(error):
             raise problems.NEEDS_A_COMPILER.error(name=self.session.named(self.block)) from error
-        if running is not None and self.block is not None and (operator := failed_in(error)):
+        if running is not None and self.block is not None and (operator := eager.failed_in(error)):
             raise problems.TRACES_AGAIN.error(name=self.session.named(self.block), operator=operator) from error
 
     def _begin_within(self) -> None:
@@ -421,7 +405,7 @@ class CheckpointContext:
             self._look_around(block)
         if isinstance(self.running.run, Observation) or self.running.run.reach:
             self._move_inputs(self.session.named(block.module))
-        clear_cast_weights()
+        eager.clear_cast_weights()
 
         def check_given(value: Tensor, written: int) -> None:
             if self.call is not None:
@@ -447,13 +431,13 @@ class CheckpointContext:
                 self.call.fetch()
             return back(value, name)
 
-        if offloading.crossing and self._around is None and are_of_checkpoint(self._hooks):
-            move_inputs(self._hooks, moved, given_back)
+        if offloading.crossing and self._around is None and eager.are_of_checkpoint(self._hooks):
+            eager.move_inputs(self._hooks, moved, given_back)
 
     def _look_around(self, block: BlockCall) -> None:
         """Warn of another checkpoint that runs the block as well."""
-        problem, in_backward = None, running_backward() >= 0
-        if not are_of_checkpoint(self._around):
+        problem, in_backward = None, eager.running_backward() >= 0
+        if not eager.are_of_checkpoint(self._around):
             problem = problems.IN_BACKWARD if in_backward else None
         elif not in_backward and all(self._around != each._hooks for each in this_thread.around):
             problem = problems.AROUND_OURS
@@ -464,7 +448,7 @@ class CheckpointContext:
     def _begin_recomputation(self, first: CheckpointContext) -> None:
         """Recompute the block; or a part of it, while it is still running and differentiates that part."""
         self.block = first.block
-        clear_cast_weights()
+        eager.clear_cast_weights()
         within = first.mode is not None and first.running is not None
         if not within:
             self.session.check_unmatched(in_backward=True)
@@ -480,7 +464,7 @@ class CheckpointContext:
         if first.block is not None:
             self._contexts.enter_context(gathers_aside(first.block))
         self._contexts.enter_context(call.surroundings.restored())
-        if not within and not keeps_graph():
+        if not within and not eager.keeps_graph():
             self._contexts.enter_context(handing_over(first.saved))
         self.mode = self._contexts.enter_context(RecomputeMode(call, within=within))
 
