@@ -155,7 +155,7 @@ class WatchedRun:
                 peak, self._reserved = torch.accelerator.max_memory_allocated(), torch.accelerator.max_memory_reserved()
                 before = self._before or peak
             else:
-                before, peak = (self._resident + most for most in _most_allocated(profiled))
+                before, peak = (self._resident + max(live) for live in live_bytes(profiled, _UPDATE))
                 self._profiled = len(self._sums)
             self._peak, self._graph = max(self._peak, peak), before - self._own
         if len(self._sums) == 1:
@@ -351,14 +351,14 @@ def _retries() -> int:
     return int(torch.accelerator.memory_stats().get("num_alloc_retries", 0))
 
 
-def _most_allocated(profiled: profile) -> tuple[int, int]:
-    """The most bytes that were alive at once, beyond those that were there: before the optimizer began, and in all. The
-    exported trace has every allocation in order."""
+def live_bytes(profiled: profile, mark: str) -> tuple[list[int], list[int]]:
+    """The bytes alive beyond those that were there, from change to change: until ``mark`` began, and all of them. The
+    exported trace is the one public form of a profile that has every allocation, in order."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiled.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    ends = min((each["ts"] for each in events if each.get("name") == _UPDATE), default=inf)
+    ends = min((each["ts"] for each in events if each.get("name") == mark), default=inf)
     changes = sorted((each["ts"], each["args"]["Bytes"]) for each in events if each.get("name") == "[memory]")
     live = list(accumulate((size for _, size in changes), initial=0))
-    return max(live[: 1 + sum(at < ends for at, _ in changes)]), max(live)
+    return live[: 1 + sum(at < ends for at, _ in changes)], live

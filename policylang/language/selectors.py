@@ -48,6 +48,16 @@ def predicates(predicate: syntax.Predicate) -> Iterator[syntax.Test]:
     return (each for each in _walk(predicate, "Predicate") if not isinstance(each, syntax.Not | syntax.And | syntax.Or))
 
 
+def replaced(predicate: syntax.Predicate, test: syntax.Predicate, other: syntax.Predicate) -> syntax.Predicate:
+    """A predicate with ``other`` in place of one of its tests, which is told by its identity."""
+    match predicate:
+        case syntax.Not():
+            return evolve(predicate, predicate=replaced(predicate.predicate, test, other))
+        case syntax.And() | syntax.Or():
+            return evolve(predicate, parts=tuple(replaced(part, test, other) for part in predicate.parts))
+    return other if predicate is test else predicate
+
+
 def with_lets(policy: syntax.Policy, *selectors: syntax.Selector) -> Iterator[syntax.Selector]:
     """The parts of selectors, and those of every ``let`` that they use, each once."""
     pending, seen = [*reversed(selectors)], set()

@@ -14,7 +14,7 @@ from policylang.graph.facts import Facts, Flag, GraphKind, mask_of
 from policylang.language import diagnostics, syntax
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.language.selectors import rebuild, tests_of, with_lets
+from policylang.language.selectors import rebuild, replaced, tests_of, with_lets
 from policylang.language.shown import beside, counted, first_lines, format_quantity, listed, read_quantity
 from policylang.operators.names import is_all_gather
 from policylang.planning.capabilities import Capabilities
@@ -428,17 +428,10 @@ def _gap(limit: float, amounts: Iterable[float], *, up: bool) -> float:
 def _with_limit(policy: syntax.Policy, test: syntax.Compare, limit: float) -> syntax.Policy:
     """The policy with another limit in one of its tests."""
 
-    def predicate(old: syntax.Predicate) -> syntax.Predicate:
-        match old:
-            case syntax.And() | syntax.Or():
-                return evolve(old, parts=tuple(map(predicate, old.parts)))
-            case syntax.Not():
-                return syntax.Not(predicate(old.predicate))
-            case _:
-                return evolve(test, value=evolve(test.value, value=limit)) if old is test else old
+    other = evolve(test, value=evolve(test.value, value=limit))
 
     def change(old: syntax.Selector) -> syntax.Selector:
-        return evolve(old, predicate=predicate(old.predicate)) if isinstance(old, syntax.Where) else old
+        return evolve(old, predicate=replaced(old.predicate, test, other)) if isinstance(old, syntax.Where) else old
 
     lets = {name: evolve(each, selector=rebuild(each.selector, change)) for name, each in policy.lets.items()}
     rules = tuple(evolve(each, selector=rebuild(each.selector, change)) for each in policy.rules)

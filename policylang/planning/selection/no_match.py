@@ -18,7 +18,7 @@ from policylang.language.diagnostics import Fix, Span, written
 from policylang.language.globs import is_magic
 from policylang.language.names import as_one, forms_of
 from policylang.language.operators import PRELUDE_NAME
-from policylang.language.selectors import nth, own_words, predicates, rebuild, walk
+from policylang.language.selectors import nth, own_words, predicates, rebuild, replaced, walk
 from policylang.language.shown import counted, first_lines, format_quantity, joined, listed
 from policylang.language.syntax import NOWHERE, TIMES, Predicate, Scope, Selector
 from policylang.planning.selection import selectors
@@ -277,11 +277,11 @@ def _candidates(selector: Selector, selections: selectors.Selections) -> Iterato
                 if isinstance(test, syntax.Match) and test.property == "module" and test.op == "==":
                     for glob in near_globs(test.pattern, selections.facts):
                         (fix,) = written(glob_span(test.pattern, test.span), [glob], near=True)
-                        predicate = _replaced(part.predicate, test, evolve(test, pattern=glob))
+                        predicate = replaced(part.predicate, test, evolve(test, pattern=glob))
                         yield fix, _with(selector, part, evolve(part, predicate=predicate))
                 elif isinstance(test, syntax.Is) and (other := _other_origin(test, part, selections)) is not None:
                     (fix,) = written(test.span, [other[0].name])
-                    yield fix, _with(selector, part, evolve(part, predicate=_replaced(part.predicate, test, other[0])))
+                    yield fix, _with(selector, part, evolve(part, predicate=replaced(part.predicate, test, other[0])))
 
 
 def _with(selector: Selector, part: Selector, other: Selector) -> Selector:
@@ -297,16 +297,6 @@ def _with(selector: Selector, part: Selector, other: Selector) -> Selector:
         return other
 
     return rebuild(selector, change)
-
-
-def _replaced(predicate: Predicate, test: Predicate, other: Predicate) -> Predicate:
-    if predicate is test:
-        return other
-    if isinstance(predicate, syntax.Not):
-        return evolve(predicate, predicate=_replaced(predicate.predicate, test, other))
-    if isinstance(predicate, syntax.And | syntax.Or):
-        return evolve(predicate, parts=tuple(_replaced(part, test, other) for part in predicate.parts))
-    return predicate
 
 
 _MOST_BRANCHES = 6
