@@ -52,8 +52,6 @@ from policylang.simulation.streams import exposed_bound, step_time
 
 GIB = 2**30
 REFERENCE = Path(__file__).with_name("reference_device.toml")
-WITHIN = GIB
-"""What torch lets the peak grow by unless it is told otherwise; the policies are held to the same."""
 _BUCKETS = "bucket ({gathers}) per block\noptional bucket reduce_scatter per block\n"
 POLICIES: Mapping[str, str] = {
     "overlap": "overlap collective within 1 GiB of peak\n",

@@ -386,7 +386,6 @@ def test_the_audit_names_the_copy_that_is_not_awaited(half: str) -> None:
 
 
 EAGER_POLICY = "recompute everything\nsave sin"
-Held = dict[int, Sequence[Tensor]]
 
 
 class Block(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -273,10 +273,6 @@ def stack(drawn: Sequence[int]) -> Facts:
             lines.append(f"%{name} = aten.mul.Tensor(%{last}, %{read}{more}) layers.{block} shape=2 dtype=float32")
             last = name
     return facts_of("\n".join([*lines, f"output(%l, %{last})"]))
-
-
-def first_reader(block: int, value: int, reads: Callable[[int], list[int]]) -> bool:
-    return all(value not in reads(other) for other in range(block))
 
 
 def slow_schedule(

@@ -99,7 +99,6 @@ ACTIVATIONS: Mapping[str, Function] = {
     "gelu_tanh": lambda x, w, b: F.gelu(x, approximate="tanh"),
     "mish": lambda x, w, b: F.mish(x),
 }
-SIGMOIDS = ("sigmoid", "tanh", "hardsigmoid", "hardswish")
 OTHER_ACTIVATIONS: Mapping[str, Function] = {
     **{
         name: (lambda x, w, b, name=name: getattr(F, name)(x))
