@@ -33,16 +33,6 @@ from policylang.planning.plan import OrderPlan
 from tests.graph.captured import flat_of, joint_of
 from tests.support import orders
 from tests.support.flat_graphs import assert_bitwise_equal, copy_graph
-from tests.support.orders import (
-    KEEP,
-    drawn_schedule,
-    flat_steps,
-    half_steps,
-    names_in,
-    names_in_order,
-    order_of,
-    planned_half,
-)
 from tests.support.random_flat import random_flat, random_joint
 from tests.support.run_partition import assert_same_result, traced
 from tests.support.sharded import fake_ranks
@@ -90,12 +80,14 @@ def assert_halves_in_order(partition: Partition) -> None:
     facts, schedule = partition.plan.facts, partition.schedule
     assert schedule is not None
     for half, backward in ((partition.forward, False), (partition.backward, True)):
-        assert half_steps(half.graph, facts, backward=backward) == planned_half(schedule, facts, backward=backward)
+        assert orders.half_steps(half.graph, facts, backward=backward) == orders.planned_half(
+            schedule, facts, backward=backward
+        )
 
 
 def assert_flat_in_order(gm: fx.GraphModule, text: str) -> None:
     plan = FlatPath().apply(gm, policylang.parse(text)).plan
-    assert flat_steps(gm.graph, plan.facts) == plan.schedule.names(plan.facts)
+    assert orders.flat_steps(gm.graph, plan.facts) == plan.schedule.names(plan.facts)
 
 
 @pytest.mark.parametrize("text", [*POLICIES, "optional save matmul; undecided -> auto"])
@@ -207,7 +199,7 @@ def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, te
         graph = flat_of(model).fresh()
         plan = path.plan(collect(graph.gm), policy)
         graph_as_run = rematerialised(plan.facts, plan.schedule)
-        schedule = drawn_schedule(graph_as_run.facts, graph_as_run.schedule, seed)
+        schedule = orders.drawn_schedule(graph_as_run.facts, graph_as_run.schedule, seed)
         order = OrderPlan(graph_as_run.facts, graph_as_run.schedule, Edits(), graph_as_run.facts, schedule, (), ())
         ordered = evolve(plan, order=order)
         path.lower(graph.gm, ordered, {})
@@ -217,7 +209,7 @@ def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, te
         copies = set(copies_in(graph.gm.graph.nodes).values())
         assert len(copies) == len({step[:2] for step in schedule if step[0] > StepKind.SECOND_RUN})
         names = [node.name for node in graph.gm.graph.nodes if node.op == "call_function" and node not in copies]
-        assert [name for name in names if name in graph_as_run.facts.index] == names_in_order(order)
+        assert [name for name in names if name in graph_as_run.facts.index] == orders.names_in_order(order)
         assert names != [node.name for node in flat_of(model).gm.graph.nodes if node.op == "call_function"]
         assert_bitwise_equal(graph.run(), expected)
 
@@ -226,7 +218,7 @@ def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, te
 def test_an_order_that_cannot_be_kept_leaves_the_graph_as_it_was(wrong: str) -> None:
     graph = flat_of("mlp").fresh()
     facts = collect(graph.gm)
-    order = order_of(facts)
+    order = orders.order_of(facts)
     rows = list(order.schedule.rows)
     if wrong == "twice":
         rows.append(rows[0])
@@ -238,14 +230,14 @@ def test_an_order_that_cannot_be_kept_leaves_the_graph_as_it_was(wrong: str) -> 
         facts = evolve(facts, names=[*facts.names[:-2], "elsewhere", facts.names[-1]])
     before = str(graph.gm.graph)
     with pytest.raises(PolicyAuditError, match=r"APL408|order"):
-        put_in_order(graph.gm, KEEP, order_of(facts, rows))
+        put_in_order(graph.gm, orders.KEEP, orders.order_of(facts, rows))
     assert str(graph.gm.graph) == before
 
 
 def test_the_audit_names_what_a_later_pass_moved() -> None:
     graph = flat_of("mlp").fresh()
     facts = collect(graph.gm)
-    order = order_of(facts)
+    order = orders.order_of(facts)
     assert audit_order(order, graph.gm.graph) == ()
     nodes = [node for node in graph.gm.graph.nodes if node.op == "call_function"]
     nodes[8].append(nodes[2])
@@ -265,14 +257,16 @@ def test_halves_in_any_order_give_the_same_bits(model: str, text: str) -> None:
         found = graph.run(f"{text}; optional keep order of collective")
     assert_same_result(found, plain)
     partition, usual = found.partition, plain.partition
-    assert [names_in(half) for half in (partition.forward, partition.backward)] != [
-        names_in(half) for half in (usual.forward, usual.backward)
+    assert [orders.names_in(half) for half in (partition.forward, partition.backward)] != [
+        orders.names_in(half) for half in (usual.forward, usual.backward)
     ]
     assert partition.orders.keys() == {"forward", "backward"}
     for half, made in zip((partition.forward, partition.backward), partition.orders.values(), strict=True):
         assert made.order is not None
-        planned = [name for name in names_in_order(made.order) if name in {node.name for node in half.graph.nodes}]
-        assert [name for name in names_in(half) if name in set(planned)] == planned
+        planned = [
+            name for name in orders.names_in_order(made.order) if name in {node.name for node in half.graph.nodes}
+        ]
+        assert [name for name in orders.names_in(half) if name in set(planned)] == planned
     assert_halves_in_order(partition)
 
 
@@ -289,8 +283,8 @@ def test_the_halves_of_a_graph_of_128_ranks_are_put_in_order(text: str) -> None:
     partition = JointPartitioner(policylang.parse(text)).partition(untagged(JOINT), num_fwd_outputs=1)
     for made, half in zip(partition.orders.values(), (partition.forward, partition.backward), strict=True):
         order = made.order
-        assert names_in(half) == names_in_order(order)
-        assert names_in_order(order) != [order.facts.names[row] for _, row, _ in order.traced_schedule]
+        assert orders.names_in(half) == orders.names_in_order(order)
+        assert orders.names_in_order(order) != [order.facts.names[row] for _, row, _ in order.traced_schedule]
         assert audit_order(order, half.graph) == ()
 
 

@@ -15,24 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import policylang
-from tests.support.frameworks import (
-    POLICY,
-    WAYS,
-    Trained,
-    batches,
-    by_hand,
-    causal_loss,
-    check,
-    differences,
-    llama,
-    own_checkpoints,
-    the_switch,
-)
+from tests.support import frameworks
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error::policylang.errors.PolicyWarning")]
 
 LINEARS = ["q_proj", "v_proj", "down_proj"]
-BOTH = pytest.mark.parametrize("way", list(WAYS))
+BOTH = pytest.mark.parametrize("way", list(frameworks.WAYS))
 
 
 @pytest.fixture
@@ -60,7 +48,7 @@ ADAPTERS = ("LoRA", "DoRA", "IA3", "LoHa", "OFT", "norms", "prompt", "encoded pr
 
 
 def _adapted(peft: Any, name: str) -> Any:
-    model = llama()
+    model = frameworks.llama()
     torch.manual_seed(2)
     return peft.get_peft_model(model, _adapters(peft)[name])
 
@@ -70,7 +58,7 @@ def _adapted(peft: Any, name: str) -> Any:
 def test_adapters(peft: Any, name: str, way: str) -> None:
     if (name, way) == ("prefix", "the switch"):
         pytest.skip("PEFT refuses prefixes where the model has checkpoints of its own")
-    check(lambda: _adapted(peft, name), by_hand, way)
+    frameworks.check(lambda: _adapted(peft, name), frameworks.by_hand, way)
 
 
 @BOTH
@@ -82,40 +70,40 @@ def test_adapters_that_are_merged_switched_and_off(peft: Any, way: str) -> None:
         return model
 
     def loop(model: Any) -> list[Tensor]:
-        losses = by_hand(model, steps=1)
+        losses = frameworks.by_hand(model, steps=1)
         model.set_adapter("other")
-        losses += by_hand(model, steps=1)
+        losses += frameworks.by_hand(model, steps=1)
         with model.disable_adapter():
-            losses.append(causal_loss(model, batches(1)[0]))
+            losses.append(frameworks.causal_loss(model, frameworks.batches(1)[0]))
         model.merge_adapter()
-        losses.append(causal_loss(model, batches(1)[0]))
+        losses.append(frameworks.causal_loss(model, frameworks.batches(1)[0]))
         model.unmerge_adapter()
         model.set_adapter("default")
-        return losses + by_hand(model, steps=1)
+        return losses + frameworks.by_hand(model, steps=1)
 
-    check(make, loop, way)
+    frameworks.check(make, loop, way)
 
 
 @BOTH
 def test_an_adapter_that_is_saved_loaded_and_merged_for_good(peft: Any, way: str, tmp_path: Path) -> None:
-    def run(model: Any) -> Trained:
-        by_hand(model)
+    def run(model: Any) -> frameworks.Trained:
+        frameworks.by_hand(model)
         model.save_pretrained(tmp_path / "adapter")
-        base = llama()
+        base = frameworks.llama()
         own = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True)
-        ours = WAYS[way](own) if model.policy else own
-        again = Trained.by(by_hand, ours)
+        ours = frameworks.WAYS[way](own) if model.policy else own
+        again = frameworks.Trained.by(frameworks.by_hand, ours)
         merged = ours.merge_and_unload()
         merged.requires_grad_(True)
-        again.losses.extend(by_hand(merged))
+        again.losses.extend(frameworks.by_hand(merged))
         return again
 
     found = []
     for policy in (False, True):
         model = _adapted(peft, "LoRA")
         model.policy = policy
-        found.append(run(WAYS[way](model) if policy else model))
-    assert differences(*found) == []
+        found.append(run(frameworks.WAYS[way](model) if policy else model))
+    assert frameworks.differences(*found) == []
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -128,12 +116,12 @@ def test_accelerate(way: str, precision: str) -> None:
         accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
-        loader = torch.utils.data.DataLoader(batches(6), batch_size=None)
+        loader = torch.utils.data.DataLoader(frameworks.batches(6), batch_size=None)
         model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
         losses = []
         for tokens in loader:
             with accelerator.accumulate(model):
-                loss = causal_loss(model, tokens)
+                loss = frameworks.causal_loss(model, tokens)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
@@ -144,7 +132,7 @@ def test_accelerate(way: str, precision: str) -> None:
         return losses
 
     try:
-        check(llama, loop, way)
+        frameworks.check(frameworks.llama, loop, way)
     finally:
         accelerate.state.AcceleratorState._reset_state(True)
 
@@ -165,12 +153,12 @@ def _lit(library: Any, manual: bool) -> Callable[[nn.Module], Any]:
             self.automatic_optimization = not manual
 
         def training_step(self, tokens: Tensor, number: int) -> Tensor | None:
-            loss = causal_loss(self.model, tokens)
+            loss = frameworks.causal_loss(self.model, tokens)
             self.losses.append(loss.detach())
             if not manual:
                 return loss
             optimizer = self.optimizers()
-            for part in (loss, causal_loss(self.model, tokens.flip(1))):
+            for part in (loss, frameworks.causal_loss(self.model, tokens.flip(1))):
                 self.manual_backward(part)
             optimizer.step()
             optimizer.zero_grad()
@@ -205,10 +193,10 @@ def test_lightning(lightning: Any, kind: str, way: str) -> None:
             enable_model_summary=False,
         )
         module = _lit(lightning, manual=kind == "manual")(model)
-        trainer.fit(module, torch.utils.data.DataLoader(batches(4), batch_size=None))
+        trainer.fit(module, torch.utils.data.DataLoader(frameworks.batches(4), batch_size=None))
         return list(module.losses)
 
-    check(llama, loop, way)
+    frameworks.check(frameworks.llama, loop, way)
 
 
 @pytest.fixture
@@ -238,25 +226,27 @@ def _trained_quantization(model: nn.Module) -> Any:
 @pytest.mark.parametrize("change", [_quantized, _trained_quantization], ids=["int8 weights", "trained quantization"])
 @BOTH
 def test_quantized_weights(torchao: Any, change: Callable[[nn.Module], nn.Module], way: str) -> None:
-    check(lambda: change(llama()), by_hand, way)
+    frameworks.check(lambda: change(frameworks.llama()), frameworks.by_hand, way)
 
 
 @BOTH
 def test_an_optimizer_in_eight_bits(torchao: Any, way: str) -> None:
     from torchao.optim import AdamW8bit
 
-    check(llama, lambda model: by_hand(model, AdamW8bit(model.parameters(), lr=1e-2)), way)
+    frameworks.check(
+        frameworks.llama, lambda model: frameworks.by_hand(model, AdamW8bit(model.parameters(), lr=1e-2)), way
+    )
 
 
 @BOTH
 def test_generation_between_steps(way: str) -> None:
     def loop(model: Any) -> list[Tensor]:
-        losses = by_hand(model, steps=1)
-        tokens = model.eval().generate(batches(1)[0], max_new_tokens=4, do_sample=False)
+        losses = frameworks.by_hand(model, steps=1)
+        tokens = model.eval().generate(frameworks.batches(1)[0], max_new_tokens=4, do_sample=False)
         model.train()
-        return [*losses, tokens, *by_hand(model, steps=1)]
+        return [*losses, tokens, *frameworks.by_hand(model, steps=1)]
 
-    check(llama, loop, way)
+    frameworks.check(frameworks.llama, loop, way)
 
 
 @BOTH
@@ -265,23 +255,23 @@ def test_copies_that_are_saved_and_loaded(way: str, tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
     def loop(model: Any) -> list[Tensor]:
-        losses = by_hand(model, steps=1)
-        losses += by_hand(copy.deepcopy(model), steps=1)
+        losses = frameworks.by_hand(model, steps=1)
+        losses += frameworks.by_hand(copy.deepcopy(model), steps=1)
         model.save_pretrained(tmp_path)
         state = LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
         model.load_state_dict({name: each * 1.01 for name, each in state.items()}, assign=True)
-        return losses + by_hand(model, steps=2)
+        return losses + frameworks.by_hand(model, steps=2)
 
-    check(lambda: llama(tie_word_embeddings=False), loop, way)
+    frameworks.check(lambda: frameworks.llama(tie_word_embeddings=False), loop, way)
 
 
 def test_policies_reports_and_wrappers_know_one_another(peft: Any) -> None:
     """The function was made for the base model: the report of the wrapper is the same."""
-    base = llama()
-    the_switch(base)
+    base = frameworks.llama()
+    frameworks.the_switch(base)
     model = peft.get_peft_model(base, _adapters(peft)["LoRA"])
-    by_hand(model, steps=1)
+    frameworks.by_hand(model, steps=1)
     assert str(policylang.report(model)) == str(policylang.report(base))
-    other = own_checkpoints(_adapted(peft, "LoRA"))
-    by_hand(other, steps=1)
-    assert policylang.report(other).policy == POLICY
+    other = frameworks.own_checkpoints(_adapted(peft, "LoRA"))
+    frameworks.by_hand(other, steps=1)
+    assert policylang.report(other).policy == frameworks.POLICY

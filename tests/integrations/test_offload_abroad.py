@@ -14,17 +14,7 @@ from torch import Tensor, nn
 
 import policylang
 from policylang.backends.copies import pool
-from tests.support.frameworks import (
-    Trained,
-    batches,
-    by_hand,
-    causal_loss,
-    differences,
-    llama,
-    rows,
-    sentence,
-    tokenizer,
-)
+from tests.support import frameworks
 from tests.support.late import Late, copied_over
 
 CROSSING = "recompute everything in block\noffload everything in block where crosses block"
@@ -65,9 +55,9 @@ def accelerated(model: nn.Module, _: Path) -> list[Tensor]:
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
     losses = []
-    for tokens in batches(4):
+    for tokens in frameworks.batches(4):
         with accelerator.accumulate(model):
-            loss = causal_loss(model, tokens)
+            loss = frameworks.causal_loss(model, tokens)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
@@ -82,7 +72,7 @@ def by_the_trainer(model: Any, folder: Path) -> list[Tensor]:
 
     options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 3, "logging_steps": 1}
     arguments = TrainingArguments(str(folder), use_cpu=True, report_to=[], save_strategy="no", **options)
-    trainer = Trainer(model, arguments, train_dataset=rows(6))
+    trainer = Trainer(model, arguments, train_dataset=frameworks.rows(6))
     trainer.train()
     return [torch.tensor(each["loss"]) for each in trainer.state.log_history if "loss" in each]
 
@@ -97,7 +87,7 @@ def by_lightning(model: nn.Module, folder: Path) -> list[Tensor]:
             self.model, self.losses = model, list[Tensor]()
 
         def training_step(self, tokens: Tensor, _: int) -> Tensor:
-            loss = causal_loss(self.model, tokens)
+            loss = frameworks.causal_loss(self.model, tokens)
             self.losses.append(loss.detach())
             return loss
 
@@ -112,7 +102,7 @@ def by_lightning(model: nn.Module, folder: Path) -> list[Tensor]:
     }
     lit = Lit()
     trainer = library.Trainer(accelerator="cpu", max_epochs=2, default_root_dir=folder, **quiet)
-    trainer.fit(lit, torch.utils.data.DataLoader(batches(2), batch_size=None))
+    trainer.fit(lit, torch.utils.data.DataLoader(frameworks.batches(2), batch_size=None))
     return lit.losses
 
 
@@ -132,9 +122,14 @@ def by_sft(model: Any, folder: Path, **settings: Any) -> list[Tensor]:
     """Sequences of 500 tokens and fewer."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     given = {"gradient_checkpointing": False, "per_device_train_batch_size": 2, "max_length": 512, **settings}
-    data = datasets.Dataset.from_list([{"text": sentence(number, 500 - 90 * (number % 3))} for number in range(8)])
+    data = datasets.Dataset.from_list(
+        [{"text": frameworks.sentence(number, 500 - 90 * (number % 3))} for number in range(8)]
+    )
     trainer = trl.SFTTrainer(
-        model, trl.SFTConfig(str(folder), **OF_TRL, **given), train_dataset=data, processing_class=tokenizer()
+        model,
+        trl.SFTConfig(str(folder), **OF_TRL, **given),
+        train_dataset=data,
+        processing_class=frameworks.tokenizer(),
     )
     trainer.train()
     return [torch.tensor(each["loss"]) for each in trainer.state.log_history if "loss" in each]
@@ -145,18 +140,18 @@ def by_grpo(model: Any, folder: Path, **settings: Any) -> list[Tensor]:
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     sizes = {"per_device_train_batch_size": 2, "num_generations": 2, "max_completion_length": 24}
     arguments = trl.GRPOConfig(str(folder), **OF_TRL, **{"gradient_checkpointing": False, **sizes, **settings})
-    data = datasets.Dataset.from_list([{"prompt": sentence(number, 300)} for number in range(4)])
+    data = datasets.Dataset.from_list([{"prompt": frameworks.sentence(number, 300)} for number in range(4)])
 
     def reward(completions: list[str], **_: Any) -> list[float]:
         return [float(len(set(each.split()))) for each in completions]
 
-    trainer = trl.GRPOTrainer(model, reward, arguments, train_dataset=data, processing_class=tokenizer())
+    trainer = trl.GRPOTrainer(model, reward, arguments, train_dataset=data, processing_class=frameworks.tokenizer())
     trainer.train()
     return [torch.tensor(each["loss"]) for each in trainer.state.log_history if "loss" in each]
 
 
 LOOPS: dict[str, Callable[[Any, Path], list[Tensor]]] = {
-    "by hand": lambda model, _: by_hand(model),
+    "by hand": lambda model, _: frameworks.by_hand(model),
     "Accelerate": accelerated,
     "Trainer": by_the_trainer,
     "Lightning": by_lightning,
@@ -173,13 +168,13 @@ LOOPS: dict[str, Callable[[Any, Path], list[Tensor]]] = {
 def test_the_bits_of_the_same_loop_without(
     loop: str, way: Callable[[nn.Module, str], nn.Module], text: str, tmp_path: Path
 ) -> None:
-    expected = Trained.by(lambda model: LOOPS[loop](model, tmp_path / "plain"), llama())
-    model, late = way(llama(), text), Late(1)
+    expected = frameworks.Trained.by(lambda model: LOOPS[loop](model, tmp_path / "plain"), frameworks.llama())
+    model, late = way(frameworks.llama(), text), Late(1)
     taken_off = loop == "TRL GRPO" and way is the_switch  # to generate; the arguments have to ask for them again
     expect = pytest.warns(policylang.PolicyWarning, match="APL426") if taken_off else nullcontext()
     with copied_over(late), expect:
-        found = Trained.by(lambda model: LOOPS[loop](model, tmp_path / "offloaded"), model)
-    assert differences(expected, found) == []
+        found = frameworks.Trained.by(lambda model: LOOPS[loop](model, tmp_path / "offloaded"), model)
+    assert frameworks.differences(expected, found) == []
     if taken_off:
         return
     assert late.out
@@ -193,8 +188,8 @@ def test_the_bits_of_the_same_loop_without(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_by_the_arguments_of_trl(loop: Any, tmp_path: Path) -> None:
     """The trainer asks Transformers for the checkpoints; GRPO takes them off and puts them on again for each batch."""
-    expected = Trained.by(lambda model: loop(model, tmp_path / "plain"), llama())
-    model, late = llama(), Late(1)
+    expected = frameworks.Trained.by(lambda model: loop(model, tmp_path / "plain"), frameworks.llama())
+    model, late = frameworks.llama(), Late(1)
     function = policylang.context_fn(policylang.parse(CROSSING), model, strict=True)
     asked = {"use_reentrant": False, "context_fn": function}
 
@@ -202,8 +197,8 @@ def test_by_the_arguments_of_trl(loop: Any, tmp_path: Path) -> None:
         return loop(model, tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs=asked)
 
     with copied_over(late):
-        found = Trained.by(offloaded, model)
-    assert differences(expected, found) == []
+        found = frameworks.Trained.by(offloaded, model)
+    assert frameworks.differences(expected, found) == []
     assert late.out
     assert (pool.in_use, late.pending) == (0, [])
     assert policylang.report(model).audit.agrees

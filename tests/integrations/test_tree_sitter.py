@@ -16,30 +16,22 @@ from policylang.language.statements import ACTIONS, format_statement
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, ORDERING, SELECTORS
 from tests.language.test_fuzz import WORDS
+from tests.support import highlighters
 from tests.support.drawn import examples
-from tests.support.highlighters import (
-    TREE_SITTER,
-    is_read,
-    repository_policies,
-    repository_statements,
-    tree_sitter_language,
-    tree_sitter_parser,
-    tree_sitter_query,
-)
 
 pytest.importorskip("tree_sitter")
-CORPUS = sorted((TREE_SITTER / "test" / "corpus").glob("*.txt"))
+CORPUS = sorted((highlighters.TREE_SITTER / "test" / "corpus").glob("*.txt"))
 
 
 def tree_of(text: str) -> Any:
-    return tree_sitter_parser().parse(text.encode()).root_node
+    return highlighters.tree_sitter_parser().parse(text.encode()).root_node
 
 
 def test_every_policy_of_the_repository_has_a_tree_without_an_error() -> None:
-    policies = repository_policies()
+    policies = highlighters.repository_policies()
     assert len(policies) > 200
     assert [name for name, text in policies.items() if tree_of(text).has_error] == []
-    assert [text for text in repository_statements() if tree_of(text).has_error] == []
+    assert [text for text in highlighters.repository_statements() if tree_of(text).has_error] == []
 
 
 def test_every_form_of_the_language_has_one() -> None:
@@ -63,14 +55,14 @@ _statements = st.one_of(
 @given(_statements)
 @settings(max_examples=examples(100, 5000))
 def test_what_the_language_writes_has_one(text: str) -> None:
-    assert not is_read(text) or not tree_of(text).has_error
+    assert not highlighters.is_read(text) or not tree_of(text).has_error
 
 
 @given(st.lists(st.sampled_from([*WORDS, "device", "keep", "half", "of", "(", ")", "->", "=", ","]), max_size=12))
 @settings(max_examples=examples(150, 20_000))
 def test_whatever_the_language_reads_has_one(words: list[str]) -> None:
     text = " ".join(words)
-    assert not is_read(text) or not tree_of(text).has_error
+    assert not highlighters.is_read(text) or not tree_of(text).has_error
 
 
 @pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
@@ -107,9 +99,9 @@ def test_a_mistake_stays_in_its_statement(text: str, intact: list[int]) -> None:
 @settings(max_examples=examples(60, 3000))
 def test_a_tree_after_an_edit_is_the_tree_of_the_text(data: st.DataObject) -> None:
     """The scanner's count of parentheses is part of the tree, so that what is behind an edit is read anew."""
-    parser = tree_sitter_parser()
+    parser = highlighters.tree_sitter_parser()
     pieces = st.sampled_from(["(", ")", "\n", ";", "mm", " ", "save ", "# ", '"', ",", "where "])
-    lines = data.draw(st.lists(st.sampled_from(repository_statements()), min_size=2, max_size=5))
+    lines = data.draw(st.lists(st.sampled_from(highlighters.repository_statements()), min_size=2, max_size=5))
     text = "\n".join(lines).encode()
     tree = parser.parse(text)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -142,13 +134,13 @@ def test_a_parenthesis_for_each_line_is_read_in_time() -> None:
 
 @pytest.mark.parametrize("name", ["highlights", "locals", "folds", "helix/highlights", "helix/textobjects"])
 def test_a_query_is_one(name: str) -> None:
-    assert tree_sitter_query(name).pattern_count
+    assert highlighters.tree_sitter_query(name).pattern_count
 
 
 def test_each_node_has_one_capture() -> None:
     """Editors differ in whether the first or the last of several counts."""
-    binding, query = pytest.importorskip("tree_sitter"), tree_sitter_query("highlights")
-    for text in repository_statements():
+    binding, query = pytest.importorskip("tree_sitter"), highlighters.tree_sitter_query("highlights")
+    for text in highlighters.repository_statements():
         captures = binding.QueryCursor(query).captures(tree_of(text))
         ranges = [each.byte_range for nodes in captures.values() for each in nodes]
         assert len(ranges) == len(set(ranges)), text
@@ -156,4 +148,4 @@ def test_each_node_has_one_capture() -> None:
 
 def test_editors_of_the_last_years_load_it() -> None:
     """Neovim from 0.7 on, Helix and Zed read version 14."""
-    assert tree_sitter_language().abi_version == 14
+    assert highlighters.tree_sitter_language().abi_version == 14

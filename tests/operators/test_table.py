@@ -13,27 +13,8 @@ import torch.distributed._functional_collectives  # defines the operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policylang.operators import layouts
 from policylang.operators.calls import describe, parameters
-from policylang.operators.layouts import (
-    MOVERS,
-    PASSING,
-    SHARD,
-    Clone,
-    Cut,
-    DigitLayout,
-    Expand,
-    Join,
-    Move,
-    MoveError,
-    NoDigitsError,
-    Pad,
-    Pick,
-    Split,
-    Tensor,
-    is_contiguous,
-    move_of,
-    shard,
-)
 from policylang.operators.names import ALL_REDUCE, FOLLOWERS, GATHER, GETITEM, SCATTER, WAIT
 from tests.support.drawn import examples
 
@@ -150,7 +131,7 @@ ARGUMENTS: dict[str, Draw] = {
     "aten.view.dtype": lambda data, tensor: (torch.float64,),
     "prims.convert_element_type.default": lambda data, tensor: (torch.int64,),
 }
-CALLED = sorted(set(MOVERS) - {ALL_REDUCE, GATHER, SCATTER, GETITEM})
+CALLED = sorted(set(layouts.MOVERS) - {ALL_REDUCE, GATHER, SCATTER, GETITEM})
 
 
 def operator_of(name: str) -> Any:
@@ -167,9 +148,9 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int)) else str(value).removeprefix("torch.")
 
 
-def ours(tensor: torch.Tensor) -> Tensor:
+def ours(tensor: torch.Tensor) -> layouts.Tensor:
     storage = list(range(tensor.untyped_storage().nbytes() // 8))
-    return Tensor(storage, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    return layouts.Tensor(storage, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
 
 @st.composite
@@ -181,12 +162,12 @@ def tensors(draw: st.DrawFn, most: int = 3) -> torch.Tensor:
     return tensor.permute(draw(st.permutations(range(len(shape)))))
 
 
-def called(name: str, data: st.DataObject) -> tuple[torch.Tensor, list[torch.Tensor], Any, Move]:
+def called(name: str, data: st.DataObject) -> tuple[torch.Tensor, list[torch.Tensor], Any, layouts.Move]:
     """What a call of the operator reads, what torch makes of it (None where it refuses), and what the table says."""
     tensor = data.draw(tensors(most=2 if name == "aten.t.default" else 3))
     arguments = ARGUMENTS[name](data, tensor)
     target = operator_of(name)
-    joins = MOVERS[name].kind is Join
+    joins = layouts.MOVERS[name].kind is layouts.Join
     read = [tensor, tensor.clone() + 100] if joins else [tensor]
     given = {"memory_format": arguments[-1]} if name in ("aten.clone.default", "aten._to_copy.default") else None
     try:
@@ -197,7 +178,7 @@ def called(name: str, data: st.DataObject) -> tuple[torch.Tensor, list[torch.Ten
     shape = tuple(result.shape) if isinstance(result, torch.Tensor) else None
     if result is None and name in ("aten.view.default", "aten._unsafe_view.default"):
         shape = tuple(arguments[0])
-    return tensor, read, result, move_of(name, (None, *map(plain, arguments)), shape)
+    return tensor, read, result, layouts.move_of(name, (None, *map(plain, arguments)), shape)
 
 
 @pytest.mark.parametrize("name", CALLED)
@@ -206,41 +187,47 @@ def called(name: str, data: st.DataObject) -> tuple[torch.Tensor, list[torch.Ten
 def test_values_and_strides_are_torchs(name: str, data: st.DataObject) -> None:
     tensor, read, result, move = called(name, data)
     shape, stride = tuple(tensor.shape), tensor.stride()
-    if type(move) is Move:
+    if type(move) is layouts.Move:
         assert name in ("aten._reshape_alias.default", "aten.view.dtype") or result is None
         return
     try:
-        if isinstance(move, Join):
-            parts = [Tensor(each.flatten().tolist(), shape, Tensor.fresh((), shape).stride) for each in read]
+        if isinstance(move, layouts.Join):
+            parts = [
+                layouts.Tensor(each.flatten().tolist(), shape, layouts.Tensor.fresh((), shape).stride) for each in read
+            ]
             found = move.values(parts)
         else:
             found = move.values(ours(tensor))
-    except MoveError as why:
+    except layouts.MoveError as why:
         found = str(why)
     if isinstance(found, str):  # what torch refuses, and what moves other things than elements
-        assert result is None or found == {Pad: "pads", Expand: "repeats elements"}[type(move)]
+        assert result is None or found == {layouts.Pad: "pads", layouts.Expand: "repeats elements"}[type(move)]
         assert result is None or result.shape != tensor.shape or not torch.equal(result, tensor)
         return
     assert result is not None
     pairs = list(zip(found, result, strict=True)) if isinstance(found, tuple) else [(found, result)]
     for one, other in pairs:
         assert (one.shape, one.elements()) == (tuple(other.shape), other.flatten().tolist())
-        if not isinstance(move, Clone) or not move.cast:
-            assert is_contiguous(one.shape, one.stride) == other.is_contiguous()
+        if not isinstance(move, layouts.Clone) or not move.cast:
+            assert layouts.is_contiguous(one.shape, one.stride) == other.is_contiguous()
     after = None if isinstance(found, tuple) else move.strides(shape, stride)
     assert after is None or after == result.stride()
-    if isinstance(result, torch.Tensor) and not isinstance(move, Pad | Join) and not getattr(move, "cast", False):
+    if (
+        isinstance(result, torch.Tensor)
+        and not isinstance(move, layouts.Pad | layouts.Join)
+        and not getattr(move, "cast", False)
+    ):
         shares = result.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
         assert move.copies(shape, stride) != shares
 
 
-def index_of(layout: DigitLayout, at: tuple[int, ...]) -> int:
+def index_of(layout: layouts.DigitLayout, at: tuple[int, ...]) -> int:
     """The row-major index in the shard of an element of a value."""
     found = 0
     for place, digits in zip(at, layout.dims, strict=True):
         for digit in reversed(digits):
             place, here = divmod(place, digit.size)
-            found += here * digit.weight if digit.origin == SHARD else 0
+            found += here * digit.weight if digit.origin == layouts.SHARD else 0
     return found
 
 
@@ -250,26 +237,30 @@ def index_of(layout: DigitLayout, at: tuple[int, ...]) -> int:
 def test_layouts_say_where_elements_come_from(name: str, data: st.DataObject) -> None:
     tensor, _, result, move = called(name, data)
     try:
-        found = move.layout(shard(tuple(tensor.shape)))
-    except (NoDigitsError, MoveError):
+        found = move.layout(layouts.shard(tuple(tensor.shape)))
+    except (layouts.NoDigitsError, layouts.MoveError):
         return
-    if result is None or isinstance(move, Join):
+    if result is None or isinstance(move, layouts.Join):
         return
     values, shape = tensor.flatten().tolist(), found.shape
     for piece in [result] if isinstance(result, torch.Tensor) else result:
-        if move.keeps_part and tuple(piece.shape) != tuple(tensor.shape) and not isinstance(move, Cut | Split):
+        if (
+            move.keeps_part
+            and tuple(piece.shape) != tuple(tensor.shape)
+            and not isinstance(move, layouts.Cut | layouts.Split)
+        ):
             continue
         assert tuple(piece.shape) == shape
-        if not isinstance(move, Cut | Split):
+        if not isinstance(move, layouts.Cut | layouts.Split):
             places = product(*map(range, shape))
             assert piece.flatten().tolist() == [values[index_of(found, at)] for at in places]
 
 
-@pytest.mark.parametrize("name", sorted(MOVERS))
+@pytest.mark.parametrize("name", sorted(layouts.MOVERS))
 def test_categories_and_defaults_are_the_schemas(name: str) -> None:
     import operator
 
-    mover = MOVERS[name]
+    mover = layouts.MOVERS[name]
     target = operator.getitem if name == GETITEM else operator_of(name)
     assert describe(target).name == name
     assert describe(target).flags == mover.categories
@@ -288,12 +279,12 @@ def test_categories_and_defaults_are_the_schemas(name: str) -> None:
 def test_collectives_put_shards_together(reduction: str, ranks: int, length: int, rest: list[int]) -> None:
     shapes = (ranks * length, *rest)
     shards = [torch.arange(prod(shapes)).reshape(shapes) * 10**rank for rank in range(ranks)]
-    read = [Tensor.fresh(each.flatten().tolist(), shapes) for each in shards]
-    gathered = move_of(GATHER, (None, ranks, "group"), None).values(read)
+    read = [layouts.Tensor.fresh(each.flatten().tolist(), shapes) for each in shards]
+    gathered = layouts.move_of(GATHER, (None, ranks, "group"), None).values(read)
     assert [each.elements() for each in gathered] == [torch.cat(shards).flatten().tolist()] * ranks
     total = torch.stack(shards).double()
     wanted = (total.sum(0) if reduction == "sum" else total.mean(0)).chunk(ranks)
-    found = move_of(SCATTER, (None, reduction, ranks, "group"), None).values(read)
+    found = layouts.move_of(SCATTER, (None, reduction, ranks, "group"), None).values(read)
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == tuple(other.shape)
         assert list(map(float, one.elements())) == pytest.approx(other.flatten().tolist())
@@ -301,16 +292,18 @@ def test_collectives_put_shards_together(reduction: str, ranks: int, length: int
 
 def test_every_entry_is_called_and_followed_or_joined() -> None:
     assert set(CALLED) == set(ARGUMENTS)
-    assert set(MOVERS) - {ALL_REDUCE, GATHER, SCATTER} == PASSING | {
-        name for name in MOVERS if MOVERS[name].kind is Join
+    assert set(layouts.MOVERS) - {ALL_REDUCE, GATHER, SCATTER} == layouts.PASSING | {
+        name for name in layouts.MOVERS if layouts.MOVERS[name].kind is layouts.Join
     }
-    assert FOLLOWERS & set(MOVERS) == {WAIT, GETITEM}
-    assert MOVERS[GETITEM].kind is Pick
+    assert FOLLOWERS & set(layouts.MOVERS) == {WAIT, GETITEM}
+    assert layouts.MOVERS[GETITEM].kind is layouts.Pick
 
 
 def test_equal_parts_are_found_however_they_are_written() -> None:
     for bounds in ((2, 4), (-2, None), (2, 2**63 - 1)):
-        cut = move_of("aten.slice.Tensor", (None, 0, *bounds, 1), (2,))
-        assert isinstance(cut, Cut)
+        cut = layouts.move_of("aten.slice.Tensor", (None, 0, *bounds, 1), (2,))
+        assert isinstance(cut, layouts.Cut)
         assert cut.piece(4) == (1, 2)
-    assert move_of("aten.chunk.default", (None, 4, 0), None).layout(shard((6,))).shape == (2,)  # three pieces, not four
+    assert layouts.move_of("aten.chunk.default", (None, 4, 0), None).layout(layouts.shard((6,))).shape == (
+        2,
+    )  # three pieces, not four

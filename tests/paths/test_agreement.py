@@ -26,16 +26,6 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.language.resources import policies_folder
 from policylang.language.syntax import Policy
 from policylang.planning import capabilities
-from policylang.planning.capabilities import (
-    COMPARED,
-    HALF,
-    PATHS,
-    PLANNED,
-    PathEntry,
-    PathName,
-    capabilities_for,
-    path_taking,
-)
 from policylang.testing import agree, agreement
 from policylang.testing.agreement import STEPS, Agreement, Numbers
 from tests.backends.eager import test_measured_device as measured
@@ -336,8 +326,8 @@ def test_a_path_there_is_not() -> None:
 PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 
 
-@pytest.mark.parametrize("entry", PATHS, ids=lambda entry: entry.name)
-def test_an_entry_and_its_class_agree(entry: PathEntry) -> None:
+@pytest.mark.parametrize("entry", capabilities.PATHS, ids=lambda entry: entry.name)
+def test_an_entry_and_its_class_agree(entry: capabilities.PathEntry) -> None:
     path = path_named(entry.name)
     assert isinstance(path, BackendPath)
     assert type(path).__module__ + ":" + type(path).__name__ == entry.implementation
@@ -346,7 +336,7 @@ def test_an_entry_and_its_class_agree(entry: PathEntry) -> None:
 
 
 def test_a_graph_of_every_kind_has_a_path() -> None:
-    assert {kind: path_taking(kind).name for kind in GraphKind} == {
+    assert {kind: capabilities.path_taking(kind).name for kind in GraphKind} == {
         GraphKind.JOINT: "joint",
         GraphKind.FLAT: "flat",
         GraphKind.FORWARD: "half",
@@ -355,16 +345,16 @@ def test_a_graph_of_every_kind_has_a_path() -> None:
 
 
 def test_what_a_snapshot_is_planned_for() -> None:
-    found = {kind: capabilities_for(kind).name for kind in GraphKind}
+    found = {kind: capabilities.capabilities_for(kind).name for kind in GraphKind}
     assert found.pop(GraphKind.FLAT) == "a flat graph"
     assert set(found.values()) == {"the joint-graph partitioner"}
-    assert capabilities_for(GraphKind.FLAT, "joint").name == "the joint-graph partitioner"
+    assert capabilities.capabilities_for(GraphKind.FLAT, "joint").name == "the joint-graph partitioner"
 
 
 def test_the_commands_and_the_comparison_offer_what_is_registered() -> None:
-    assert get_args(PathName) == PLANNED
-    assert tuple(STEPS) == COMPARED
-    for arguments, offered in ((plan_arguments, PLANNED), (agree_arguments, COMPARED)):
+    assert get_args(capabilities.PathName) == capabilities.PLANNED
+    assert tuple(STEPS) == capabilities.COMPARED
+    for arguments, offered in ((plan_arguments, capabilities.PLANNED), (agree_arguments, capabilities.COMPARED)):
         parser = argparse.ArgumentParser()
         arguments(parser)
         (option,) = (action for action in parser._actions if action.dest == "path")
@@ -383,7 +373,7 @@ def test_the_page_has_the_table_of_the_register() -> None:
 def table() -> str:
     head = ("path", "applied by", "`undecided -> auto`", "recomputed random numbers", "`offload`")
     rows = [(*head, "`fuse`, `collapse`", "[order](order.md)")]
-    for path in PATHS:
+    for path in capabilities.PATHS:
         can = path.capabilities
         word = "min-cut" if can.undecided == "auto" else str(can.undecided)
         yes = ["yes" if each else "no" for each in (can.replays_random, can.offloads, can.rewrites)]
@@ -408,8 +398,8 @@ class Noting(BackendPath):
 
 def test_one_entry_makes_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """``apply`` carries a policy out on it, and ``report`` finds what was done."""
-    entry = PathEntry("noting", HALF, f"{__name__}:Noting", (GraphKind.FORWARD,))
-    monkeypatch.setattr(capabilities, "PATHS", (entry, *PATHS))
+    entry = capabilities.PathEntry("noting", capabilities.HALF, f"{__name__}:Noting", (GraphKind.FORWARD,))
+    monkeypatch.setattr(capabilities, "PATHS", (entry, *capabilities.PATHS))
     gm = fx.symbolic_trace(lambda x: x + 1)
     policylang.apply(gm, policylang.parse("optional save mm"))
     assert Noting.noted == [3]

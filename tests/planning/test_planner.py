@@ -20,20 +20,8 @@ from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import Cuts, Selections
 from policylang.planning.value_outcome import Why
 from policylang.simulation.node_times import NodeTimes, node_times
+from tests.planning import strategies
 from tests.planning.reference import Reference
-from tests.planning.strategies import (
-    PROPERTIES,
-    QUICK,
-    actions,
-    cut_sizes,
-    graphs,
-    names,
-    only,
-    planned,
-    policies,
-    predicates,
-    selectors,
-)
 from tests.support.drawn import examples
 from tests.support.textgraph import facts_of
 from tests.support.trees import policy_of, span
@@ -55,15 +43,15 @@ TWO_LAYERS = """
 
 
 def test_the_last_rule_that_matches_decides():
-    made = planned(facts_of(TWO_LAYERS), "recompute everything; save mm; recompute mm in layers.1")
-    assert actions(made) == {"mm": "save", "sin": "recompute", "mm_1": "recompute"}
+    made = strategies.planned(facts_of(TWO_LAYERS), "recompute everything; save mm; recompute mm in layers.1")
+    assert strategies.actions(made) == {"mm": "save", "sin": "recompute", "mm_1": "recompute"}
     first, second, third = made.rules
-    assert names(made.facts, first.matched) == ["mm", "sin", "mm_1"]
-    assert names(made.facts, first.decided) == ["sin"]
+    assert strategies.names(made.facts, first.matched) == ["mm", "sin", "mm_1"]
+    assert strategies.names(made.facts, first.decided) == ["sin"]
     assert first.overridden_by == {1: 1, 2: 1}
-    assert names(made.facts, second.decided) == ["mm"]
+    assert strategies.names(made.facts, second.decided) == ["mm"]
     assert second.overridden_by == {2: 1}
-    assert names(made.facts, third.decided) == ["mm_1"]
+    assert strategies.names(made.facts, third.decided) == ["mm_1"]
     assert made.diagnostics == ()
 
 
@@ -79,10 +67,10 @@ def test_a_decision_on_a_follower_is_a_decision_on_its_owner():
         %b = aten.mul.Tensor(%wait, %mean)
         output(%wait, %b)
     """)
-    made = planned(facts, "recompute everything; save wait_tensor; save builtin.getitem")
-    assert set(actions(made).values()) == {"save"}
-    assert names(facts, made.rules[1].matched) == ["gather"]
-    assert names(facts, made.rules[2].matched) == ["norm"]
+    made = strategies.planned(facts, "recompute everything; save wait_tensor; save builtin.getitem")
+    assert set(strategies.actions(made).values()) == {"save"}
+    assert strategies.names(facts, made.rules[1].matched) == ["gather"]
+    assert strategies.names(facts, made.rules[2].matched) == ["norm"]
 
 
 # --- the user's own checkpoint -------------------------------------------------------------------------------------
@@ -100,31 +88,31 @@ CHECKPOINTED = """
 
 
 def test_the_users_tags_stay_and_are_counted():
-    made = planned(facts_of(CHECKPOINTED), "save sin")
-    assert actions(made) == {"a": "recompute", "b": "save", "c": "recompute", "d": "save", "e": "save"}
+    made = strategies.planned(facts_of(CHECKPOINTED), "save sin")
+    assert strategies.actions(made) == {"a": "recompute", "b": "save", "c": "recompute", "d": "save", "e": "save"}
     assert made.rules[0].kept_by_user == 2
-    assert names(made.facts, made.rules[0].decided) == ["e"]
+    assert strategies.names(made.facts, made.rules[0].decided) == ["e"]
     assert made.decisions[1].why is Why.USER
 
 
 def test_a_value_at_the_border_of_two_regions_is_saved():
-    made = planned(facts_of(CHECKPOINTED), "save sin")
+    made = strategies.planned(facts_of(CHECKPOINTED), "save sin")
     border = made.decisions[made.facts.index["b"]]
     assert (border.action, border.why) == (Action.SAVE, Why.USER)
     assert border.reason == "the user's next checkpoint region reads it"
 
 
 def test_override_changes_what_the_user_tagged_and_no_later_plain_rule_takes_it_back():
-    made = planned(facts_of(CHECKPOINTED), "override save sin; recompute everything")
-    assert actions(made) == {"a": "save", "b": "save", "c": "save", "d": "save", "e": "recompute"}
+    made = strategies.planned(facts_of(CHECKPOINTED), "override save sin; recompute everything")
+    assert strategies.actions(made) == {"a": "save", "b": "save", "c": "save", "d": "save", "e": "recompute"}
     everything_rule = made.rules[1]
     assert everything_rule.overridden_by == {0: 2}
     assert everything_rule.kept_by_user == 2
 
 
 def test_a_rule_that_only_meets_the_users_tags_is_a_warning():
-    made = planned(facts_of(CHECKPOINTED), "save cos")
-    found = only(made.diagnostics, "APL307")
+    made = strategies.planned(facts_of(CHECKPOINTED), "save cos")
+    found = strategies.only(made.diagnostics, "APL307")
     assert found.severity is Severity.WARNING
     assert found.message == "`save cos` decides nothing: the model's own checkpoint has tagged the only node it matches"
     assert found.help == "write `override save cos` to change them"
@@ -144,9 +132,9 @@ RANDOM = """
 
 
 def test_a_random_value_is_recomputed_only_where_it_can_be_replayed():
-    assert planned(facts_of(RANDOM), "recompute everything").diagnostics == ()
-    made = planned(facts_of(RANDOM), "recompute everything", NO_REPLAY)
-    found = only(made.diagnostics, "APL304")
+    assert strategies.planned(facts_of(RANDOM), "recompute everything").diagnostics == ()
+    made = strategies.planned(facts_of(RANDOM), "recompute everything", NO_REPLAY)
+    found = strategies.only(made.diagnostics, "APL304")
     assert found.severity is Severity.ERROR
     assert found.message == (
         "`recompute everything` cannot recompute `drop`: it draws random numbers, and a flat graph cannot replay them"
@@ -162,7 +150,7 @@ def test_a_random_value_is_recomputed_only_where_it_can_be_replayed():
 
 
 def test_an_optional_rule_saves_what_it_cannot_recompute():
-    made = planned(facts_of(RANDOM), "optional recompute everything", NO_REPLAY)
+    made = strategies.planned(facts_of(RANDOM), "optional recompute everything", NO_REPLAY)
     assert made.diagnostics == ()
     for name in ("drop", "out", "mask"):
         decision = made.decisions[made.facts.index[name]]
@@ -180,7 +168,7 @@ def test_a_value_that_the_backward_does_not_need_may_be_as_unsafe_as_it_likes():
         %b = aten.mul.Tensor(%sin)
         output(%sin, %b)
     """)
-    assert planned(facts, "recompute everything").diagnostics == ()
+    assert strategies.planned(facts, "recompute everything").diagnostics == ()
 
 
 def test_every_reason_not_to_recompute_is_given():
@@ -197,13 +185,13 @@ def test_every_reason_not_to_recompute_is_given():
             %b = aten.mul.Tensor(%sin)
             output(%sin, %b)
         """)
-        found = only(planned(facts, "recompute everything").diagnostics, "APL304")
+        found = strategies.only(strategies.planned(facts, "recompute everything").diagnostics, "APL304")
         assert found.message == f"`recompute everything` cannot recompute `sin`: {reason}"
 
 
 def test_undecided_recompute_meets_the_same_objection():
-    made = planned(facts_of(RANDOM), "undecided -> recompute", NO_REPLAY)
-    found = only(made.diagnostics, "APL304")
+    made = strategies.planned(facts_of(RANDOM), "undecided -> recompute", NO_REPLAY)
+    found = strategies.only(made.diagnostics, "APL304")
     assert found.message.startswith("`undecided -> recompute` cannot recompute `drop`: it draws random numbers")
     assert found.help == "save these values with a rule"
 
@@ -216,9 +204,9 @@ def test_the_users_own_recomputation_is_saved_where_it_would_be_wrong():
         %b = aten.mul.Tensor(%rand)
         output(%rand, %b)
     """)
-    made = planned(facts, "undecided -> auto", NO_REPLAY)
+    made = strategies.planned(facts, "undecided -> auto", NO_REPLAY)
     assert made.decisions[1].why is Why.UNSAFE
-    assert actions(made) == {"rand": "save"}
+    assert strategies.actions(made) == {"rand": "save"}
 
 
 def test_sizes_are_saved_whatever_a_rule_says():
@@ -230,50 +218,53 @@ def test_sizes_are_saved_whatever_a_rule_says():
         %b = aten.mul.Tensor(%view, %size)
         output(%view, %b)
     """)
-    made = planned(facts, "must_recompute everything")
+    made = strategies.planned(facts, "must_recompute everything")
     assert made.diagnostics == ()
     size = made.decisions[1]
     assert (size.action, size.rule, size.why, size.reason) == (Action.SAVE, None, Why.ALWAYS, "symbolic size")
-    assert names(facts, made.rules[0].matched) == ["size", "view"]
-    assert names(facts, made.rules[0].decided) == ["view"]
+    assert strategies.names(facts, made.rules[0].matched) == ["size", "view"]
+    assert strategies.names(facts, made.rules[0].decided) == ["view"]
 
 
 # --- what a path cannot do -----------------------------------------------------------------------------------------
 def test_offloading_is_refused_where_it_cannot_be_done():
-    made = planned(facts_of(TWO_LAYERS), "recompute everything\n\n\noffload mm")
-    found = only(made.diagnostics, "APL306")
+    made = strategies.planned(facts_of(TWO_LAYERS), "recompute everything\n\n\noffload mm")
+    found = strategies.only(made.diagnostics, "APL306")
     assert found.message == "`offload mm` asks for offloading, which the joint-graph partitioner cannot do"
     assert found.span.line == 4
 
 
 def test_a_rewrite_is_refused_where_it_cannot_be_done():
     rules = "recompute everything; {}fuse all_gather chains"
-    made = planned(facts_of(TWO_LAYERS), rules.format(""))
-    found = only(made.diagnostics, "APL306")
+    made = strategies.planned(facts_of(TWO_LAYERS), rules.format(""))
+    found = strategies.only(made.diagnostics, "APL306")
     assert found.message == (
         "`fuse all_gather chains` asks for a rewrite of collectives, which the joint-graph partitioner cannot do"
     )
     able = Capabilities("rewrites", replays_random=True, rewrites=True, undecided="auto")
-    made = planned(facts_of(TWO_LAYERS), rules.format(""), able)
-    assert only(made.diagnostics, "APL311").message == "`fuse all_gather chains` finds nothing to rewrite in this graph"
-    assert planned(facts_of(TWO_LAYERS), rules.format("optional "), able).diagnostics == ()
+    made = strategies.planned(facts_of(TWO_LAYERS), rules.format(""), able)
+    assert (
+        strategies.only(made.diagnostics, "APL311").message
+        == "`fuse all_gather chains` finds nothing to rewrite in this graph"
+    )
+    assert strategies.planned(facts_of(TWO_LAYERS), rules.format("optional "), able).diagnostics == ()
 
 
 def test_undecided_values_are_refused_where_no_partitioner_takes_them():
     path = Capabilities("a flat graph", replays_random=True)
-    made = planned(facts_of(TWO_LAYERS), "save mm", path)
-    found = only(made.diagnostics, "APL306")
+    made = strategies.planned(facts_of(TWO_LAYERS), "save mm", path)
+    found = strategies.only(made.diagnostics, "APL306")
     assert found.message == (
         "no rule decides 1 forward value that the backward reads, and a flat graph has no partitioner to leave them to"
     )
     assert found.details == ("sin (aten.sin.default) in model.layers.0.attn",)
     assert found.help == "write `undecided -> save` or `undecided -> recompute`"
-    assert planned(facts_of(TWO_LAYERS), "save everything", path).diagnostics == ()
+    assert strategies.planned(facts_of(TWO_LAYERS), "save everything", path).diagnostics == ()
 
 
 def test_an_explicit_auto_and_leave_are_refused_there_too():
     path = Capabilities("a flat graph", replays_random=True)
-    made = planned(facts_of(TWO_LAYERS), "save everything; leave mm; undecided -> auto", path)
+    made = strategies.planned(facts_of(TWO_LAYERS), "save everything; leave mm; undecided -> auto", path)
     assert [found.message for found in made.diagnostics] == [
         "`leave mm` leaves values to PyTorch's partitioner, and a flat graph has none",
         "`undecided -> auto` leaves values to PyTorch's partitioner, and a flat graph has none",
@@ -288,8 +279,8 @@ def test_a_bare_name_counts_tensor_operators_alone():
         %sum = aten.add.Tensor(%x) bytes=32
         output(%sum)
     """)
-    made = planned(facts, "save add")
-    assert names(made.facts, made.rules[0].matched) == ["sum"]
+    made = strategies.planned(facts, "save add")
+    assert strategies.names(made.facts, made.rules[0].matched) == ["sum"]
 
 
 def the_planner(replays_random: bool) -> Capabilities:
@@ -301,25 +292,25 @@ def one_selector(facts: Facts, selector, times: NodeTimes | None = None) -> list
 
 
 @settings(max_examples=examples(25, 200))
-@given(graphs(), selectors(()))
+@given(strategies.graphs(), strategies.selectors(()))
 def test_a_selector_denotes_what_its_sentence_says(facts, selector):
     assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
 
 
 @settings(max_examples=examples(20, 100))
-@given(graphs(), predicates)
+@given(strategies.graphs(), strategies.predicates)
 def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
-    times = node_times(facts, QUICK)
+    times = node_times(facts, strategies.QUICK)
     selector = Where(Everything(span=span("everything")), predicate, span=span("everything where …"))
     reference = Reference(policy_of(), facts, list(times.seconds))
     assert one_selector(facts, selector, times) == sorted(reference.nodes(selector))
 
 
 @settings(max_examples=examples(20, 100))
-@given(graphs())
+@given(strategies.graphs())
 def test_every_property_of_a_node_is_what_its_name_says(facts):
     reference = Reference(policy_of(), facts)
-    for name in PROPERTIES:
+    for name in strategies.PROPERTIES:
         selector = Where(
             Everything(span=span("everything")), Is(name, span=span(name)), span=span(f"everything where {name}")
         )
@@ -327,7 +318,7 @@ def test_every_property_of_a_node_is_what_its_name_says(facts):
 
 
 @settings(max_examples=examples(25, 200))
-@given(graphs(), cut_sizes)
+@given(strategies.graphs(), strategies.cut_sizes)
 def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     reference = Reference(policy_of(), facts)
     cuts = Cuts(facts, Chains(facts))
@@ -339,10 +330,10 @@ def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
 
 
 @settings(max_examples=examples(12, 100))
-@given(graphs(), policies(), st.booleans())
+@given(strategies.graphs(), strategies.policies(), st.booleans())
 def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays_random: bool):
-    times = list(node_times(facts, QUICK).seconds)
-    made = plan(policy, facts, the_planner(replays_random), device=QUICK)
+    times = list(node_times(facts, strategies.QUICK).seconds)
+    made = plan(policy, facts, the_planner(replays_random), device=strategies.QUICK)
     reference = Reference(policy, facts, times)
     expected = reference.decisions(replays_random)
     assert {row: (d.action, d.rule, d.why.value) for row, d in enumerate(made.decisions) if d is not None} == expected
@@ -355,7 +346,7 @@ def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays
 
 
 @settings(max_examples=examples(12, 150))
-@given(graphs(), policies())
+@given(strategies.graphs(), strategies.policies())
 def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
     made = plan(policy, facts, the_planner(True))
     outcome = saved_and_recomputed(made)
@@ -378,7 +369,7 @@ def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
 
 
 @settings(max_examples=examples(12, 100))
-@given(graphs(), policies())
+@given(strategies.graphs(), strategies.policies())
 def test_every_match_is_accounted_for(facts: Facts, policy: Policy):
     """Decided, taken over by another rule, kept by the user, or a size that no rule decides."""
     made = plan(policy, facts, the_planner(True))
@@ -406,7 +397,7 @@ SAVED_VIEW = """
 
 
 def effects(rules: str):
-    return [found for found in planned(facts_of(SAVED_VIEW), rules).diagnostics if found.code == "APL309"]
+    return [found for found in strategies.planned(facts_of(SAVED_VIEW), rules).diagnostics if found.code == "APL309"]
 
 
 def test_a_product_whose_view_is_saved_is_not_recomputed_and_the_rule_is_named():
@@ -449,7 +440,7 @@ FACTS = facts_of("""
 
 
 def standings(name: str) -> list[str]:
-    made = planned(FACTS, "recompute everything; save mm; optional recompute cos")
+    made = strategies.planned(FACTS, "recompute everything; save mm; optional recompute cos")
     return [found.standing for found in rules_on(made, FACTS.index[name])]
 
 
@@ -460,12 +451,12 @@ def test_each_rule_is_listed_in_order():
 
 
 def test_the_rule_that_took_over_is_named():
-    made = planned(FACTS, "recompute everything; save mm")
+    made = strategies.planned(FACTS, "recompute everything; save mm")
     assert rules_on(made, FACTS.index["mm"])[0].by == made.rules[1].rule
 
 
 def test_inputs_and_backward_nodes_have_no_rules():
-    made = planned(FACTS, "recompute everything")
+    made = strategies.planned(FACTS, "recompute everything")
     with pytest.raises(ValueError, match="no rule ranges over b: it is not a forward call"):
         rules_on(made, FACTS.index["b"])
 

@@ -21,20 +21,9 @@ from policylang.graph.facts import Facts, Flag, GraphKind, Group
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.planner import plan as make_plan
-from policylang.ranks import meeting
+from policylang.ranks import meeting, rank_account
 from policylang.ranks.comparison import TIMEOUT, agree_on_plan, comparing, ranks_of
 from policylang.ranks.meeting import MessageStore
-from policylang.ranks.rank_account import (
-    LONGEST,
-    Absence,
-    EndOfComparison,
-    MeetingKey,
-    RankMessage,
-    RankStatus,
-    pack,
-    ranges,
-    unpack,
-)
 from tests.support.textgraph import GraphBuilder
 
 SAVE, RECOMPUTE = policylang.parse("undecided -> save\n"), policylang.parse("save mm\nundecided -> recompute\n")
@@ -232,7 +221,7 @@ def test_a_store_that_is_gone_is_said() -> None:
     assert told.value.diagnostics[0].code == "APL604"
 
 
-@pytest.mark.parametrize("text", ["gAOVCg==", "[]", "[" * 100_000, " " * (LONGEST + 1)])
+@pytest.mark.parametrize("text", ["gAOVCg==", "[]", "[" * 100_000, " " * (rank_account.LONGEST + 1)])
 def test_what_no_rank_has_written_is_said(text: str) -> None:
     store = dist.HashStore()
     store.set(f"{meeting.PREFIX}/status/1", text)
@@ -247,13 +236,13 @@ def test_what_no_rank_has_written_is_said(text: str) -> None:
 
 
 RANKS = st.sets(st.integers(0, 300), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
-KEY = MeetingKey("ab", "tp", (0, 1), 2)
-ABSENCE = Absence("x.1", 1, "ab", 3, "", "says \ud800 `it`")
+KEY = rank_account.MeetingKey("ab", "tp", (0, 1), 2)
+ABSENCE = rank_account.Absence("x.1", 1, "ab", 3, "", "says \ud800 `it`")
 
 
 @given(RANKS, RANKS)
 def test_other_ranks_are_written_otherwise(ranks: tuple[int, ...], others: tuple[int, ...]) -> None:
-    assert (ranges(ranks) == ranges(others)) == (ranks == others)
+    assert (rank_account.ranges(ranks) == rank_account.ranges(others)) == (ranks == others)
 
 
 @pytest.mark.parametrize(
@@ -261,22 +250,24 @@ def test_other_ranks_are_written_otherwise(ranks: tuple[int, ...], others: tuple
     [(range(1024), "0-1023"), (range(3, 128, 8), "3-123/8"), ((0, 1), "0,1"), ((0, 1, 2, 9, 20), "0-2,9,20")],
 )
 def test_regular_ranks_are_short(ranks: range, text: str) -> None:
-    assert ranges(tuple(ranks)) == text
+    assert rank_account.ranges(tuple(ranks)) == text
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        RankMessage(0, "plan", "00", (KEY,), absences=(ABSENCE,)),
-        RankStatus("waiting", "a graph", (ABSENCE,), (KEY,), KEY.message(0, 1)),
-        EndOfComparison("APL601", "so", None, ("a", "b"), {"digest": 3}, keys=(KEY,)),
+        rank_account.RankMessage(0, "plan", "00", (KEY,), absences=(ABSENCE,)),
+        rank_account.RankStatus("waiting", "a graph", (ABSENCE,), (KEY,), KEY.message(0, 1)),
+        rank_account.EndOfComparison("APL601", "so", None, ("a", "b"), {"digest": 3}, keys=(KEY,)),
     ],
 )
 def test_what_is_written_is_read(value: object) -> None:
-    assert unpack(type(value), pack(value)) == value
+    assert rank_account.unpack(type(value), rank_account.pack(value)) == value
 
 
-@pytest.mark.parametrize("text", ["", "gAOVCg==", "null", "[]", "[" * 100_000, '["0"]', pack(KEY), b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "text", ["", "gAOVCg==", "null", "[]", "[" * 100_000, '["0"]', rank_account.pack(KEY), b"\xff\xfe"]
+)
 def test_what_nobody_has_written_is_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # whatever it says: the store names the place
-        unpack(RankMessage, text)
+        rank_account.unpack(rank_account.RankMessage, text)

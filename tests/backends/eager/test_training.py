@@ -13,23 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang.language.syntax import Policy
-from tests.support import models
-from tests.support.eager import (
-    POLICY,
-    Loss,
-    backward_of,
-    blocks_of,
-    differences,
-    loss_of,
-    plainly_checkpointed,
-    train,
-    twin,
-)
+from tests.support import eager, models
 
 RECOMPUTE = policylang.parse("recompute everything in block")
 SAVE = policylang.parse("save everything in block")
 POLICIES = {
-    "half of the products": POLICY,
+    "half of the products": eager.POLICY,
     "recompute": RECOMPUTE,
     "save": SAVE,
     "save random": policylang.parse("recompute everything in block; save random in block"),
@@ -41,14 +30,16 @@ def cast() -> torch.autocast:
 
 
 def compare(
-    example: models.Example, run: Callable[[nn.Module, int], Tensor], policy: Policy = POLICY, plain: bool = True
+    example: models.Example, run: Callable[[nn.Module, int], Tensor], policy: Policy = eager.POLICY, plain: bool = True
 ) -> None:
     """Without checkpoints, with torch's own, and under the policy."""
-    expected = train(twin(example.module), run)
+    expected = eager.train(eager.twin(example.module), run)
     if plain:
-        assert differences(expected, train(plainly_checkpointed(twin(example.module)), run)) == []
-    under_policy = policylang.checkpoint_model(twin(example.module), policy)
-    assert differences(expected, train(under_policy, run)) == []
+        assert (
+            eager.differences(expected, eager.train(eager.plainly_checkpointed(eager.twin(example.module)), run)) == []
+        )
+    under_policy = policylang.checkpoint_model(eager.twin(example.module), policy)
+    assert eager.differences(expected, eager.train(under_policy, run)) == []
     report = policylang.report(under_policy)
     assert report.decisions
     assert bool(report.recomputed.names) == (policy != SAVE)
@@ -57,15 +48,15 @@ def compare(
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_dropout_draws_the_same_numbers_again(policy: Policy) -> None:
     example = models.gpt2()
-    compare(example, backward_of(loss_of(example)), policy)
+    compare(example, eager.backward_of(eager.loss_of(example)), policy)
 
 
 @pytest.mark.parametrize("example", [models.gpt2(), models.llama(), models.qwen3()], ids=["gpt2", "llama", "qwen3"])
 def test_autocast(example: models.Example) -> None:
-    compare(example, backward_of(loss_of(example), cast()))
+    compare(example, eager.backward_of(eager.loss_of(example), cast()))
 
 
-def two_forwards_first(loss: Loss, model: nn.Module, step: int) -> Tensor:
+def two_forwards_first(loss: eager.Loss, model: nn.Module, step: int) -> Tensor:
     """What each block holds for two backwards at a time."""
     first, second = loss(model, 2 * step), loss(model, 2 * step + 1)
     second.backward()
@@ -73,7 +64,7 @@ def two_forwards_first(loss: Loss, model: nn.Module, step: int) -> Tensor:
     return first + second
 
 
-def one_after_the_other(loss: Loss, model: nn.Module, step: int) -> Tensor:
+def one_after_the_other(loss: eager.Loss, model: nn.Module, step: int) -> Tensor:
     first = loss(model, 2 * step)
     first.backward()
     second = loss(model, 2 * step + 1)
@@ -81,13 +72,13 @@ def one_after_the_other(loss: Loss, model: nn.Module, step: int) -> Tensor:
     return first + second
 
 
-def summed(loss: Loss, model: nn.Module, step: int) -> Tensor:
+def summed(loss: eager.Loss, model: nn.Module, step: int) -> Tensor:
     total = loss(model, 2 * step) + loss(model, 2 * step + 1)
     total.backward()
     return total
 
 
-def twice_through(loss: Loss, model: nn.Module, step: int) -> Tensor:
+def twice_through(loss: eager.Loss, model: nn.Module, step: int) -> Tensor:
     value = loss(model, step)
     value.backward(retain_graph=True)
     value.backward()
@@ -97,7 +88,7 @@ def twice_through(loss: Loss, model: nn.Module, step: int) -> Tensor:
 @pytest.mark.parametrize("run", [two_forwards_first, one_after_the_other, summed, twice_through])
 def test_several_backwards_a_step(run: Callable[..., Tensor]) -> None:
     example = models.gpt2()
-    compare(example, partial(run, loss_of(example)))
+    compare(example, partial(run, eager.loss_of(example)))
 
 
 def test_backward_under_autocast() -> None:
@@ -110,11 +101,11 @@ def test_backward_under_autocast() -> None:
             value.backward()
         return value
 
-    loss = loss_of(example)
+    loss = eager.loss_of(example)
     compare(example, run)
 
 
-def under_one_autocast(loss: Loss, model: nn.Module, step: int, cached: bool = False) -> Tensor:
+def under_one_autocast(loss: eager.Loss, model: nn.Module, step: int, cached: bool = False) -> Tensor:
     """Two micro-batches under one autocast."""
     with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=cached):
         total = loss(model, 2 * step) + loss(model, 2 * step + 1)
@@ -126,11 +117,15 @@ def under_one_autocast(loss: Loss, model: nn.Module, step: int, cached: bool = F
 def test_a_weight_used_twice_under_one_autocast(example: models.Example) -> None:
     """Every call of a block casts its weights itself, so that all calls run the same operators. The gradients are
     those of an autocast that remembers no casts: summed in float32, not in bfloat16."""
-    loss = loss_of(example)
-    expected = train(twin(example.module), partial(under_one_autocast, loss))
-    under_policy = policylang.checkpoint_model(twin(example.module), POLICY)
-    found = train(under_policy, partial(under_one_autocast, loss, cached=True))
-    ours = [difference for difference in differences(expected, found) if "layers." in difference or ".h." in difference]
+    loss = eager.loss_of(example)
+    expected = eager.train(eager.twin(example.module), partial(under_one_autocast, loss))
+    under_policy = policylang.checkpoint_model(eager.twin(example.module), eager.POLICY)
+    found = eager.train(under_policy, partial(under_one_autocast, loss, cached=True))
+    ours = [
+        difference
+        for difference in eager.differences(expected, found)
+        if "layers." in difference or ".h." in difference
+    ]
     assert ours == []
 
 
@@ -151,7 +146,7 @@ def test_batches_of_other_shapes_and_evaluation_in_between() -> None:
 
 def test_frozen_weights() -> None:
     example = models.llama()
-    for block in blocks_of(example.module)[:1]:
+    for block in eager.blocks_of(example.module)[:1]:
         block.self_attn.requires_grad_(False)
 
     def run(model: nn.Module, step: int) -> Tensor:
@@ -162,22 +157,22 @@ def test_frozen_weights() -> None:
                 parameter.grad = torch.zeros_like(parameter)
         return value
 
-    loss = loss_of(example)
+    loss = eager.loss_of(example)
     compare(example, run)
 
 
-@pytest.mark.parametrize("policy", [POLICY, RECOMPUTE], ids=["half of the products", "recompute"])
+@pytest.mark.parametrize("policy", [eager.POLICY, RECOMPUTE], ids=["half of the products", "recompute"])
 def test_dropout_without_preserve_rng_state(policy: Policy) -> None:
     """Torch's own checkpoint then draws other numbers in the recomputation; a policy sees to it itself."""
     example = models.gpt2()
-    run = backward_of(loss_of(example))
-    expected = train(twin(example.module), run)
-    without = plainly_checkpointed(twin(example.module), preserve_rng_state=False)
-    assert differences(expected, train(without, run)) != []
-    under_policy = twin(example.module)
-    for block in blocks_of(under_policy):
+    run = eager.backward_of(eager.loss_of(example))
+    expected = eager.train(eager.twin(example.module), run)
+    without = eager.plainly_checkpointed(eager.twin(example.module), preserve_rng_state=False)
+    assert eager.differences(expected, eager.train(without, run)) != []
+    under_policy = eager.twin(example.module)
+    for block in eager.blocks_of(under_policy):
         context_fn = policylang.context_fn(policy, under_policy)
         block.forward = partial(
             checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn
         )
-    assert differences(expected, train(under_policy, run)) == []
+    assert eager.differences(expected, eager.train(under_policy, run)) == []
