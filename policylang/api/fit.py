@@ -103,6 +103,8 @@ class Subject:
     make: Callable[[StepSizes], Parts | TracedStep]
     varies: frozenset[str] = frozenset()
     """Of ``sequence`` and ``batch`` those that it can be made at."""
+    loss: str = "model(**batch).loss"
+    """In Python."""
 
 
 def of_configuration(name: str, sizes: StepSizes) -> Subject:
@@ -129,7 +131,8 @@ def of_function(name: str, function: Callable[..., Any]) -> Subject:
         return Parts(found[0], found[1], found[2:])
 
     words = {"sequence": "seq", "batch": "batch"}
-    return Subject(name, make, frozenset(word for word, taken in words.items() if taken in takes))
+    varies = frozenset(word for word, taken in words.items() if taken in takes)
+    return Subject(name, make, varies, "loss_fn(model, *batch)")
 
 
 def fit(

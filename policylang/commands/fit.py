@@ -201,9 +201,8 @@ def _text(subject: Subject, cluster: Cluster, found: Fitted, output: str | None)
         rows = [("", "peak", "recomputed", "step", "a token"), *(_row(each, first) for each in (answer, *found.beside))]
         said.append(table(rows, right=range(1, 5)))
     if answer.tuned is not None:
-        said.append(
-            "\n".join(("use it:", *(f"    {line}" for line in _python(cluster, found, output or "recipe.apl"))))
-        )
+        lines = _python(subject, cluster, found, output or "recipe.apl")
+        said.append("\n".join(("use it:", *(f"    {line}" for line in lines))))
     return said
 
 
@@ -239,22 +238,26 @@ def _row(each: Answer, first: float | None) -> tuple[str, ...]:
     return each.label, peak, again, step_words(chosen), relative
 
 
-def _python(cluster: Cluster, found: Fitted, recipe: str) -> list[str]:
-    """What to write in a training."""
-    sizes = found.answer.sizes
-    if cluster.path == "joint":
-        return [f'model = torch.compile(model, backend=policylang.backend("{recipe}"))']
-    lines = [f'policylang.checkpoint_model(model, "{recipe}")']
-    if sizes.mesh.get("fsdp", 1) > 1:
-        mixed = f", mp_policy=MixedPrecisionPolicy(param_dtype=torch.{sizes.dtype})"
-        mixed = "" if sizes.weights == sizes.dtype else mixed
+def _python(subject: Subject, cluster: Cluster, found: Fitted, recipe: str) -> list[str]:
+    """What to write in a training. What is compiled returns the loss alone: the gradients of all that it returned would
+    be alive as well."""
+    sizes, loss, is_joint = found.answer.sizes, subject.loss, cluster.path == "joint"
+    mixed = f", mp_policy=MixedPrecisionPolicy(param_dtype=torch.{sizes.dtype})"
+    mixed = "" if sizes.weights == sizes.dtype else mixed
+    lines = [] if is_joint else [f'policylang.checkpoint_model(model, "{recipe}")']
+    if is_joint:
+        if sizes.mesh.get("fsdp", 1) > 1:
+            lines.append(f'model = data_parallel(model, mesh, mode="fully_shard"{mixed})  # SimpleFSDP, of TorchTitan')
+        taken = "**batch" if "**" in loss else "*batch"
+        lines.append(f'step = torch.compile(lambda {taken}: {loss}, backend=policylang.backend("{recipe}"))')
+        loss = f"step({taken})"
+    elif sizes.mesh.get("fsdp", 1) > 1:
         blocks = " + ".join(f"list(model.{path})" for path in found.lists) if len(found.lists) > 1 else ""
         blocks = blocks or (f"model.{found.lists[0]}" if found.lists else "")
         each = f"for block in {blocks}: fully_shard(block, mesh=mesh{mixed})"
         lines += [*([each] if blocks else []), f"fully_shard(model, mesh=mesh{mixed})"]
-    elif sizes.weights != sizes.dtype and sizes.ranks == 1:
-        kind = cluster.target.kind
-        lines += [f'with torch.autocast("{kind}", torch.{sizes.dtype}):', "    loss = model(**batch).loss"]
+    if sizes.weights != sizes.dtype and sizes.ranks == 1:
+        lines += [f'with torch.autocast("{cluster.target.kind}", torch.{sizes.dtype}):', f"    loss = {loss}"]
     return lines
 
 
@@ -286,7 +289,7 @@ def _json(subject: Subject, cluster: Cluster, found: Fitted, output: str | None,
         "answer": data(answer),
         "beside": list(map(data, found.beside)),
         "policy": None if answer.tuned is None else answer.tuned.text,
-        "python": [] if answer.tuned is None else _python(cluster, found, output or "recipe.apl"),
+        "python": [] if answer.tuned is None else _python(subject, cluster, found, output or "recipe.apl"),
         "files": files,
     }
     return json.dumps(document, indent=2, allow_nan=False)

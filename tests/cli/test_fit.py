@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from policylang import backend
 from policylang.api.fit import Subject, _Traced, of_configuration, weights_there
 from policylang.graph.snapshot import load
+from policylang.torch_compat.distributed import pretended_ranks
 from policylang.tracing.configured import StepSizes
 from policylang.tracing.target_device import TargetDevice
 
@@ -67,8 +75,33 @@ def test_a_small_model_fits_with_a_recipe_that_holds(policylang, asked):
     assert data["files"] == ["recipe.apl", "recipe.graph", "recipe.test.md"]
     eager = "--path" not in words
     assert ("include <fsdp>" in data["policy"]) == eager
-    assert data["python"][0].startswith("policylang.checkpoint_model(" if eager else "model = torch.compile(")
+    assert data["python"][0].startswith("policylang.checkpoint_model(" if eager else "step = torch.compile(")
     _holds(policylang, "eager" if eager else "joint")
+
+
+@pytest.mark.skipif(find_spec("torchtitan") is None, reason="TorchTitan shards the model")
+def test_the_printed_lines_compile_the_step_that_was_planned(policylang):
+    """Its `expect peak` holds on the graph that torch.compile brings, to the byte of its margin."""
+    from torchtitan.experiments.graph_trainer.simple_fsdp import MixedPrecisionPolicy, data_parallel
+
+    words = "llama.json --seq 256 --batch 2 --gpus 4 --device h100-sxm --peak 9MiB --path joint --alone -o recipe.apl"
+    found = policylang("fit", *words.split(), "--output-format", "json")
+    assert found.code == 0, found.err
+    assert "expect peak" in json.loads(found.out)["policy"]
+    names: dict[str, Any] = {
+        "torch": torch, "data_parallel": data_parallel, "MixedPrecisionPolicy": MixedPrecisionPolicy,
+        "policylang": SimpleNamespace(backend=partial(backend, inner="aot_eager")),
+    }  # fmt: skip
+    torch._dynamo.reset()
+    with pretended_ranks(4):
+        names["mesh"] = init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",))
+        names["model"] = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**json.loads(Path("llama.json").read_text()))
+        )
+        exec("\n".join(json.loads(found.out)["python"]), names)
+        ids = torch.zeros(2, 256, dtype=torch.int64)
+        names["step"](input_ids=ids, labels=ids).backward()
+    assert all(each.grad is not None for each in names["model"].parameters())
 
 
 def test_what_cannot_fit_has_the_smallest_peak_and_its_node(policylang):
