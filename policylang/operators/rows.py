@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from policylang.operators.names import GETITEM
+from policylang.operators.layouts import Cut, Gather, Join, Scatter, Split, move_of
+from policylang.operators.names import ALL_REDUCE, GATHER, GETITEM, SCATTER, WAIT
 
 Shape = tuple[int, ...]
 Labels = tuple[int, ...]
@@ -74,18 +75,21 @@ def viewed(digit: RowDim, shape: Shape, other: Shape) -> RowDim | None:
 
 _POINTWISE_NAMES = (
     "abs", "acos", "add", "addcdiv", "addcmul", "alias", "asin", "atan", "atan2", "bitwise_and", "bitwise_not",
-    "bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "copysign", "cos", "cosh",
-    "detach", "div", "elu", "empty_like", "eq", "erf", "erfc", "exp", "exp2", "expm1", "floor", "floor_divide", "fmod",
-    "frac", "full_like", "ge", "gelu", "gelu_backward", "gt", "hardsigmoid", "hardswish", "hardtanh", "isinf", "isnan",
-    "le", "leaky_relu", "leaky_relu_backward", "lerp", "lift_fresh", "log", "log10", "log1p", "log2", "logaddexp",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "lt", "masked_fill", "maximum", "minimum",
-    "mish", "mul", "ne", "neg", "ones_like", "pow", "reciprocal", "relu", "remainder", "round", "rsqrt", "rsub",
-    "sigmoid", "sigmoid_backward", "sign", "silu", "silu_backward", "sin", "sinh", "softplus", "softplus_backward",
-    "sqrt", "square", "sub", "tan", "tanh", "tanh_backward", "threshold_backward", "trunc", "where", "xlogy",
-    "zeros_like", "_to_copy", "elu_backward", "hardswish_backward", "hardsigmoid_backward", "mish_backward",
-    "nan_to_num", "hardtanh_backward",
+    "bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max", "clamp_min", "clone", "copy", "copysign", "cos",
+    "cosh", "detach", "div", "elu", "empty_like", "eq", "erf", "erfc", "exp", "exp2", "expm1", "floor", "floor_divide",
+    "fmod", "frac", "full_like", "ge", "gelu", "gelu_backward", "gt", "hardsigmoid", "hardswish", "hardtanh", "isinf",
+    "isnan", "le", "leaky_relu", "leaky_relu_backward", "lerp", "lift_fresh", "lift_fresh_copy", "log", "log10",
+    "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "lt",
+    "masked_fill", "maximum", "minimum", "mish", "mul", "ne", "neg", "ones_like", "pow", "reciprocal", "relu",
+    "remainder", "round", "rsqrt", "rsub", "sigmoid", "sigmoid_backward", "sign", "silu", "silu_backward", "sin",
+    "sinh", "softplus", "softplus_backward", "sqrt", "square", "sub", "tan", "tanh", "tanh_backward",
+    "threshold_backward", "trunc", "where", "xlogy", "zeros_like", "_to_copy", "elu_backward", "hardswish_backward",
+    "hardsigmoid_backward", "mish_backward", "nan_to_num", "hardtanh_backward",
 )  # fmt: skip
-_POINTWISE = {f"aten.{name}" for name in _POINTWISE_NAMES} | {"prims.convert_element_type", "prims.fma"}
+_ON_RANKS = frozenset(name.rpartition(".")[0] for name in (ALL_REDUCE, WAIT))
+"""What ranks do with each element apart."""
+_MOVED_BY_RANKS = frozenset(name.rpartition(".")[0] for name in (GATHER, SCATTER))
+_POINTWISE = {f"aten.{name}" for name in _POINTWISE_NAMES} | {"prims.convert_element_type", "prims.fma"} | _ON_RANKS
 SHIFTS = {"aten.slice.Tensor": 1, "aten.slice_backward.default": 2, "aten.slice_scatter.default": 2}
 """Operators that take a range of a dimension out, or put it in its place; the place of the dimension."""
 
@@ -98,6 +102,78 @@ def shifted(target: str, arguments: tuple[Any, ...], rows: RowDim, shape: Shape)
     start, is_slice = arguments[at + 1] or 0, at == 1
     start = max(start + (rows.size if is_slice else shape[rows.dim]), 0) if start < 0 else start
     return RowDim(rows.dim, 1, shape[rows.dim], 1, rows.first + (start if is_slice else -start))
+
+
+def repeated(target: str, arguments: tuple[Any, ...], rows: RowDim, shapes: Sequence[Shape | None]) -> RowDim | None:
+    """The rows of a result that has those of several values one behind the other (of ranks, of pieces), or of one of
+    several equal parts; None for others. ``shapes``: of what it reads."""
+    shape = shapes[0] if len({*shapes}) == 1 else None
+    if not shape:
+        return None
+    match move := move_of(target, arguments, None):
+        case Gather():
+            at, times, parts = 0, move.ranks, 1
+        case Scatter():
+            at, times, parts = 0, 1, move.ranks
+        case Join(dim=at, stacked=False):
+            times, parts = len(arguments[0]), 1
+        case Split(drops=False):
+            sizes = move.sizes(shape[move.dim])
+            at, times, parts = move.dim, 1, len(sizes) if len(set(sizes)) == 1 else 0
+        case Cut(drops=False):
+            piece = move.piece(shape[move.dim])
+            at, times, parts = move.dim, 1, 0 if piece is None else piece[1]
+        case _:
+            return None
+    if at % len(shape) != rows.dim or not parts or rows.outer % parts:
+        return None
+    return evolve(rows, outer=rows.outer * times // parts)
+
+
+def parted(target: str, arguments: tuple[Any, ...], length: int, part: int) -> tuple[Any, ...]:
+    """The arguments of a call that takes parts of a dimension of a ``length``, where each part is ``part`` long."""
+    match move := move_of(target, arguments, None):
+        case Split():
+            sizes = arguments[1]
+            return (arguments[0], (part,) * len(sizes) if isinstance(sizes, tuple) else part, *arguments[2:])
+        case Cut():
+            place, _ = move.piece(length) or (0, 1)
+            return (*arguments[:2], part * place, part * (place + 1), 1)
+    return arguments
+
+
+RESIZING = _MOVED_BY_RANKS | {
+    f"aten.{name}" for name in ("cat", "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes")
+}
+"""Operators whose results have some elements of a dimension, or more, at its place."""
+
+
+def lengths(target: str, arguments: tuple[Any, ...], shape: Shape | None, read: Shape, dim: int) -> Sequence[int]:
+    """The lengths of a dimension in what such an operator makes. ``read``: the shape of what it reads."""
+    if shape is not None:
+        return (shape[dim],)
+    move = move_of(target, arguments, None)
+    sizes = move.sizes(read[move.dim]) if isinstance(move, Split) else ()
+    return sizes if isinstance(move, Split) and move.dim % len(read) == dim else [read[dim]] * len(sizes)
+
+
+INDEXED = ("aten.index", "aten.index_put")
+COUNTING = "counting"
+"""In the place of the dtype of a tensor: it holds 0, 1, 2, …, one for each of its places."""
+
+
+def counts(target: str, arguments: tuple[Any, ...]) -> bool:
+    """True for 0, 1, 2, …, as many as there are places."""
+    match target:
+        case "aten.arange.default":
+            return True
+        case "aten.arange.start":
+            return bool(arguments[0] == 0)
+        case "aten.arange.start_step":
+            return (arguments[0], arguments[2]) == (0, 1)
+        case "prims.iota.default":
+            return arguments[1:3] == (0, 1)
+    return False
 
 
 LIKE = frozenset(f"aten.{name}_like.default" for name in ("ones", "zeros", "full"))
@@ -131,24 +207,14 @@ _LOSSES = frozenset(
 _LOSSES_BACK = frozenset(f"{name}_backward" for name in _LOSSES if "entropy" not in name)
 NLL, NLL_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
 _OTHERS = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("mm", "bmm", "addmm", "baddbmm", "mv", "t", "permute", "transpose", "unsqueeze", "squeeze", "expand"),
-        *(
-            "select",
-            "slice",
-            "slice_backward",
-            "slice_scatter",
-            "select_backward",
-            "constant_pad_nd",
-            "cat",
-            "gather",
-            "scatter",
-        ),
-        *("scatter_add", "index_select", "embedding", "nll_loss_forward", "nll_loss_backward", "split"),
-        *("split_with_sizes", "native_layer_norm", "native_layer_norm_backward", "topk", "sort", "scalar_tensor"),
+    f"aten.{name}" for name in (
+        "mm", "bmm", "addmm", "baddbmm", "mv", "t", "permute", "transpose", "unsqueeze", "squeeze", "expand", "select",
+        "slice", "slice_backward", "slice_scatter", "select_backward", "constant_pad_nd", "cat", "gather", "scatter",
+        "scatter_add", "index", "index_put", "index_select", "embedding", "nll_loss_forward", "nll_loss_backward",
+        "split", "split_with_sizes", "native_layer_norm", "native_layer_norm_backward", "topk", "sort", "arange",
+        "scalar_tensor",
     )
-) | {"prims.iota"}
+) | {"prims.iota"} | _MOVED_BY_RANKS  # fmt: skip
 _KNOWN = (
     _POINTWISE | _CREATING | _CREATING_LIKE | {name.rpartition(".")[0] for name in _REDUCING} | _ALONG.keys() | _VIEWS
     | _LOSSES | _LOSSES_BACK | _OTHERS
@@ -161,11 +227,12 @@ _ADDITIVE = frozenset(
         "select_backward", "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes", "squeeze", "sum",
         "t", "transpose", "unsqueeze",
     )
-) | {"prims.convert_element_type"} | _VIEWS  # fmt: skip
+) | {"prims.convert_element_type", GATHER.rpartition(".")[0], WAIT.rpartition(".")[0]} | _VIEWS  # fmt: skip
 _FIRST = frozenset(
     f"aten.{name}" for name in (
         *(each for each in _POINTWISE_NAMES if each.endswith("_backward")),
-        "div", "gather", "index_select", "nll_loss_backward", "_softmax_backward_data", "_log_softmax_backward_data",
+        "div", "gather", "index", "index_select", "nll_loss_backward", "_softmax_backward_data",
+        "_log_softmax_backward_data",
     )
 )  # fmt: skip
 _EITHER = frozenset(("aten.mul", "aten.mm", "aten.bmm", "aten.mv"))
@@ -181,8 +248,14 @@ def is_linear(target: str, arguments: tuple[Any, ...], scaled: Sequence[bool], z
             return len(scaled) == 2 and all(homogeneous)
         case "prims.fma":
             return sum(scaled[:2]) == 1 and homogeneous[2]
+        case "aten.copy":
+            return scaled[1]
         case "aten.where":
             return not scaled[0] and len(scaled) == 3 and all(homogeneous[1:])
+        case "aten.index_put":
+            return not any(scaled[1:-1]) and homogeneous[0] and homogeneous[-1]
+        case "_c10d_functional.all_reduce" | "_c10d_functional.reduce_scatter_tensor":
+            return scaled[0] and arguments[1] in ("sum", "avg")
         case "aten.scatter" | "aten.scatter_add":
             return not scaled[1] and len(scaled) == 3 and homogeneous[0] and homogeneous[2]
         case "aten.masked_fill" | "aten.constant_pad_nd":
@@ -209,13 +282,19 @@ def is_known(target: str) -> bool:
 
 
 def dims_of(
-    target: str, arguments: tuple[Any, ...], shape: Shape | None, shapes: Sequence[Shape | None]
+    target: str,
+    arguments: tuple[Any, ...],
+    shape: Shape | None,
+    shapes: Sequence[Shape | None],
+    dtypes: Sequence[str] = (),
 ) -> Dims | None:
-    """The labels of a call; None where they are not known. ``shape``: of its result, None for a tuple; ``shapes``: of
-    the tensors among its arguments, in their order."""
+    """The labels of a call; None where they are not known. ``shape``: of its result, None for a tuple; ``shapes`` and
+    ``dtypes``: of the tensors among its arguments, in their order; :data:`COUNTING` for a tensor that counts."""
     if any(each is None for each in shapes) or not is_known(target):
         return None
     try:
+        if target.rpartition(".")[0] in INDEXED:
+            return _indexed(target, arguments, shape or (), [each or () for each in shapes], dtypes)
         return _dims(target, target.rpartition(".")[0], arguments, shape, [each or () for each in shapes])
     except (IndexError, TypeError, AttributeError, ValueError):  # an argument of another kind than here
         return None
@@ -245,7 +324,7 @@ def _dims(
     match name.removeprefix("aten."):
         case "mm":
             return Dims(((0, 2), (2, 1)), ((0, 1),), summed=frozenset((2,)))
-        case "prims.iota":
+        case "prims.iota" | "arange":
             return Dims((), ((0,),), mixed=frozenset((0,)))
         case "scalar_tensor":
             return Dims((), ((),))
@@ -279,6 +358,8 @@ def _dims(
         case "select":
             at = arguments[1] % len(x)
             return Dims((x,), ((*x[:at], *x[at + 1 :]),), mixed=frozenset((at,)))
+        case "_c10d_functional.all_gather_into_tensor" | "_c10d_functional.reduce_scatter_tensor":
+            return _other_length(x, 0)
         case "slice":
             return _other_length(x, arguments[1] % len(x))
         case "slice_backward":
@@ -365,6 +446,26 @@ def _same(one: Shape, other: Shape, but: int) -> bool:
 
 def _other_length(x: Labels, at: int) -> Dims:
     return Dims((x,), ((*x[:at], len(x), *x[at + 1 :]),), mixed=frozenset((at, len(x))))
+
+
+def _indexed(
+    target: str, arguments: tuple[Any, ...], shape: Shape, shapes: Sequence[Shape], dtypes: Sequence[str]
+) -> Dims | None:
+    """One element of each row, which the first index counts; or, where a mask says so, one number in its place."""
+    (own, *indices), x, is_put = shapes, _all(shapes[0]), target.startswith("aten.index_put")
+    new = indices.pop() if is_put else shape
+    if len(arguments[1]) != len(indices) or not indices:
+        return None
+    if is_put and dtypes[1] == "bool":
+        masks = len(indices) == 1 and own[: len(indices[0])] == indices[0] and not new
+        return Dims((x, x[: len(indices[0])], ()), (x,)) if masks else None
+    length, picked = own[:1], x[:1] + x[len(indices) :]
+    if dtypes[1] != COUNTING or "bool" in dtypes[2:] or any(each != length for each in indices):
+        return None
+    if new != tuple([own[dim] for dim in picked]) and (not is_put or new):
+        return None
+    read, mixed = (x, (NONE,), *(x[:1] for _ in indices[1:])), frozenset(x[1 : len(indices)])
+    return Dims((*read, picked if new else ()), (x,), mixed=mixed) if is_put else Dims(read, (picked,), mixed=mixed)
 
 
 def _reduction(target: str, arguments: tuple[Any, ...], x: Labels) -> Dims:

@@ -15,7 +15,10 @@ from attrs import frozen
 
 from policylang.graph.facts import Facts, Flag
 from policylang.language.syntax import Action
+from policylang.operators.layouts import GroupMove, movers_of
 from policylang.operators.names import GETITEM
+
+_COLLECTIVES = movers_of(GroupMove)
 
 
 @frozen
@@ -140,10 +143,14 @@ class Edit:
     def fewer_collectives(self) -> int:
         """By how much it reduces the number of collectives."""
         dead = frozenset(self.dead)
-        return sum(name in dead for name in self.collectives) - len(self.groups)
+        return sum(name in dead for name in self.collectives) - sum(node.target in _COLLECTIVES for node in self.nodes)
 
     def words(self) -> Iterator[str]:
-        """What is the same on every rank that makes the edit: names and sizes, not the ranks of its groups."""
+        """What is the same on every rank that makes the edit: names and sizes, not the ranks of its groups. Where all
+        of it is a rank's own, how many collectives it issues."""
+        if self.per_rank and self.nodes and all(node.per_rank for node in self.nodes):
+            yield f"{self.statement} {self.kind} {self.collectives} {-self.fewer_collectives:+}"
+            return
         yield f"{self.statement} {self.kind} {' '.join(self.sources)} {self.collectives}"
         if not self.per_rank:
             yield f"{self.before} {self.replaced} {self.dead} {self.restrided}"

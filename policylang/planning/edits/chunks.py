@@ -14,9 +14,10 @@ they read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from math import prod
 from typing import Any
 
@@ -29,15 +30,14 @@ from policylang.language.shown import counted
 from policylang.language.syntax import Action, Chunk
 from policylang.operators import rows as of_rows
 from policylang.operators.layouts import contiguous
-from policylang.operators.names import CAT, CLONE, GETITEM, PRODUCTS, SLICE, VIEW
-from policylang.operators.rows import LIKE, NLL, SHIFTS, Dims, RowDim
-from policylang.planning.edits.edit_planner import EditPlanner, NewNodes, RefusedError, Setting
-from policylang.planning.graph_edit import Edit, Node, Proof, Refusal
+from policylang.operators.names import ALL_REDUCE, CAT, CLONE, GETITEM, PRODUCTS, SCATTER, SLICE, VIEW, WAITS
+from policylang.operators.rows import INDEXED, LIKE, NLL, SHIFTS, Dims, RowDim
+from policylang.planning.edits.edit_planner import SAME_GRAPH, EditPlanner, NewNodes, RefusedError, Setting
+from policylang.planning.graph_edit import Edit, NewNode, Node, Proof, Refusal
 
 _CANNOT = {
     Flag.RANDOM: "draws random numbers",
     Flag.WRITES: "writes memory",
-    Flag.COLLECTIVE: "communicates",
     Flag.EFFECTFUL: "has an effect",
 }
 _MM, _ADDMM, _ADD, _DIV, _FULL, _SCALE, _MUL = (
@@ -78,14 +78,19 @@ class Chunks(EditPlanner[Chunk]):
                     found += self._cut(head)
                 except RefusedError as why:
                     found.append(self.refusal((head,), why))
-        # Nodes that several edits move go behind the last of them.
-        index, behind = self.facts.index, dict[str, int]()
+        # Nodes that several edits move go behind the last of them, or ahead of the first.
+        index, behind, ahead = self.facts.index, dict[str, int](), dict[str, int]()
         for each in found:
             if isinstance(each, Edit):
-                for name in each.behind:
-                    behind[name] = max(behind.get(name, 0), index[each.before])
+                place = index[each.before]
+                behind.update({name: max(behind.get(name, 0), place) for name in each.behind})
+                ahead.update({name: min(ahead.get(name, place), place) for name in each.ahead})
+
+        def here(each: Edit, names: tuple[str, ...], places: Mapping[str, int]) -> tuple[str, ...]:
+            return tuple(name for name in names if places[name] == index[each.before])
+
         return [
-            evolve(each, behind=tuple(name for name in each.behind if behind[name] == index[each.before]))
+            evolve(each, behind=here(each, each.behind, behind), ahead=here(each, each.ahead, ahead))
             if isinstance(each, Edit)
             else each
             for each in found
@@ -140,6 +145,9 @@ class Chunks(EditPlanner[Chunk]):
         """The edits of a region. The forward and the backward of a slice of the loss run together, unless the backward
         of each needs the forward of all."""
         asked, found = self.statement, list[tuple[int, RefusedError]]()
+        words = (self.kind, self.facts.names[head])
+        if why := self.rejected(*words):
+            raise RefusedError(f"not on every rank: {why}")
         module = "" if asked.to_loss else PathGlob(asked.module).outermost(self.facts.modules[head]) or ""
         for together in (True, False) if asked.to_loss and self.facts.kind in _WHOLE_STEPS else (False,):
             for rows in self._axes(head):
@@ -150,11 +158,15 @@ class Chunks(EditPlanner[Chunk]):
                     if count > rows.size:
                         raise RefusedError(f"{rows.size:,} rows cannot be cut into {count:,} slices")
                     before = next((why.reason for size, why in found if size == rows.size), "")
+                    asks = region.collectives and self.setting.consensus.asked
+                    grid = self.grid(tuple(dict.fromkeys(self.groups_of(region.collectives)))) if asks else None
                     edits = _Writer(self, region, count, before).edits()
                 except RefusedError as why:
                     self.apart = apart
                     found.append((rows.size, why))
                     continue
+                if grid is not None:
+                    self.propose(words, [together, rows, count, self.names_of(region.collectives)], grid)
                 self.taken.update(region.members)
                 return edits
         # The longest rows that views do not cut say most.
@@ -224,6 +236,8 @@ class Region:
         self.tangents: list[int] = []
         self.early: list[int] = []
         """In a joint graph: what leads from the incoming gradient to a backward that runs beside the forward."""
+        self.constants: list[int] = []
+        """The constants that this reads."""
         self.scaled: set[int] = set()
         """Nodes of that backward which are linear in the incoming gradient."""
         if together and facts.kind is GraphKind.JOINT:
@@ -302,9 +316,11 @@ class Region:
         for flag, why in _CANNOT.items():
             if facts.flags[row] & flag:
                 raise RefusedError(f"{why}: {name}")
+        target, arguments = facts.targets[row], facts.arguments[row]
+        if facts.flags[row] & Flag.COLLECTIVE and not of_rows.is_known(target):
+            raise RefusedError(f"communicates: {name}")
         if facts.shapes[row] is not None and facts.strides[row] is None:
             raise RefusedError(f"sizes not fixed: {name}")
-        target, arguments = facts.targets[row], facts.arguments[row]
         refs = list(tensors(arguments))
         known = [self.rows[each][0] if each in self.rows else None for each in refs]
         if of_rows.reads_dtype_alone(target):
@@ -318,9 +334,15 @@ class Region:
             return [there], [here], None
         if not arguments and of_rows.is_known(target):
             raise RefusedError(f"arguments not recorded, take the snapshot again: {name}")
-        dims = of_rows.dims_of(target, arguments, facts.shapes[row], [facts.shapes[each] for each in refs])
+        shapes = [facts.shapes[each] for each in refs]
+        dims = of_rows.dims_of(target, arguments, facts.shapes[row], shapes, [self._dtype(each) for each in refs])
         if dims is None:
             raise RefusedError(f"not known to treat rows apart: {name} ({target or facts.ops[row]})")
+        there = next((digit for digit in known if digit is not None), None)
+        if there is not None and {*known} <= {there, None}:
+            here = of_rows.repeated(target, arguments, there, shapes)
+            if here is not None:
+                return [there] * len(refs), [here] * len(dims.makes), dims
         pairs = [(labels, digit) for labels, digit in zip(dims.reads, known, strict=True) if digit is not None]
         pairs += [] if result is None else [(dims.makes[0], result)]
         found = {(labels[digit.dim], digit.outer, digit.size, digit.inner, digit.first) for labels, digit in pairs}
@@ -343,6 +365,10 @@ class Region:
             raise RefusedError(f"adds to a sum over all rows: {name}")
         return [place(labels) for labels in dims.reads], made, dims
 
+    def _dtype(self, row: int) -> str:
+        facts = self.facts
+        return of_rows.COUNTING if of_rows.counts(facts.targets[row], facts.arguments[row]) else facts.dtypes[row]
+
     def _columns(self, row: int, dims: Dims | None) -> tuple[RowDim | None, ...]:
         """Where the columns are afterwards."""
         facts = self.facts
@@ -354,12 +380,20 @@ class Region:
             if column is not None and after is None:
                 raise RefusedError(f"cuts columns apart: {facts.names[row]}")
             return (after,)
-        labels = [each[digit.dim] for each, digit in zip(dims.reads, known, strict=True) if digit is not None]
         first = next(digit for digit in known if digit is not None)
+        if (target := facts.targets[row]).rpartition(".")[0] in of_rows.RESIZING:
+            read, made = facts.shapes[refs[0]] or (), facts.shapes[row]
+            found = of_rows.lengths(target, facts.arguments[row], made, read, first.dim)
+            return tuple(self._if_wide(first.dim, length) for length in found)
+        labels = [each[digit.dim] for each, digit in zip(dims.reads, known, strict=True) if digit is not None]
         return tuple(
             next((RowDim(made.index(each), 1, first.size, 1) for each in labels if each in made), None)
             for made in dims.makes
         )
+
+    def _if_wide(self, dim: int, length: int) -> RowDim | None:
+        """The columns of a value that has some of them, or those of other ranks too; None where most are left out."""
+        return RowDim(dim, 1, length, 1) if length * 2 >= (self.facts.shapes[self.head] or (0,))[-1] else None
 
     def _gather(self) -> None:
         """Take in what lies between members, and what is wide and only they read; what else they read along rows is
@@ -439,6 +473,8 @@ class Region:
         for row in range(self.order[-1], -1, -1):
             if row in wanted and facts.input_kinds[row] == InputKind.TANGENT:
                 tangents.append(row)
+            elif row in wanted and facts.ops[row] == "get_attr":
+                self.constants.insert(0, row)
             elif row in self.members or (row in wanted and facts.phases[row] == Phase.BACKWARD):
                 wanted.update(facts.inputs[row])
                 early.add(row)
@@ -450,7 +486,7 @@ class Region:
         for row in sorted((*self.early, *self.members)):
             read = list(tensors(facts.arguments[row])) or list(facts.inputs[row])
             target, name = facts.targets[row], facts.names[row]
-            cannot = facts.flags[row] & (Flag.COMPUTE | sum(_CANNOT)) or not of_rows.is_known(target)
+            cannot = facts.flags[row] & (Flag.COMPUTE | Flag.COLLECTIVE | sum(_CANNOT)) or not of_rows.is_known(target)
             if row in early and cannot:
                 raise RefusedError(f"its backward needs {name}")
             if self.scaled.isdisjoint(read) or target in LIKE or of_rows.reads_dtype_alone(target):
@@ -471,6 +507,15 @@ class Region:
     def is_sum(self, row: int) -> bool:
         """True for a sum over all rows."""
         return self.rows[row] == (None,)
+
+    def is_ring(self, row: int) -> bool:
+        """True for a sum over so many ranks that its order depends on where an element is among those that are sent."""
+        facts, is_sum = self.facts, self.facts.targets[row] in (ALL_REDUCE, SCATTER)
+        return is_sum and facts.arguments[row][1] in ("sum", "avg") and facts.groups[facts.group_names[row]].size > 2
+
+    @property
+    def collectives(self) -> list[int]:
+        return [row for row in self.order if self.facts.flags[row] & Flag.COLLECTIVE]
 
     def count(self, most: int) -> int:
         """The least number of slices whose values, alive at once, are no more bytes than ``most``."""
@@ -545,7 +590,8 @@ class _Writer:
             halves[0].instead[row] = self._scaled(row, kept[row]).name
         parts = iter([self.new.made[first:last] for first, last in pairwise([*starts, len(self.new.made)])])
         self.new.take_names()
-        proof = Proof(0, (), claim=self._claim(), exact=not self._split(region.order))
+        assumed = SAME_GRAPH if region.collectives and not planner.setting.consensus.asked else ""
+        proof = Proof(0, (), assumed, self._claim(), not self._split(region.order))
         found = []
         for row in apart:  # the weights of targets before the loss, whose result they divide
             place = min(facts.inputs[row][0] if facts.targets[row] == GETITEM else row, halves[0].anchor)
@@ -554,20 +600,31 @@ class _Writer:
         for half in halves:
             exits = dict.fromkeys(half.instead.values()) | dict.fromkeys(kept.values(), Action.SAVE)
             inside = None if half is halves[-1] else Action.RECOMPUTE
-            nodes = [evolve(each, action=exits.get(each.name, inside)) for each in next(parts)]
+            nodes = [evolve(each, action=exits.get(each.name, self._inside(each, inside))) for each in next(parts)]
             sources = planner.names_of(sorted({row for (row, _), _ in half.cuts}))
             instead = {row: name for row, name in half.instead.items() if row not in kept}
             dead = self._dead() if half is halves[-1] and not kept else []
             more: dict[str, Any] = {
+                "ahead": planner.names_of(row for row in region.constants if row > half.anchor),
                 "behind": planner.names_of(self._behind(half, kept)),
                 "goes_on": half is not halves[0],
+                "per_rank": True,
             }
             more |= {"note": "" if more["goes_on"] else self._note(kept), "split_sums": self._split(half.order)}
-            found.append(planner.edit((), sources, half.anchor, nodes, instead, dead, proof, **more))
+            gone = region.collectives if dead else []
+            found.append(planner.edit(gone, sources, half.anchor, nodes, instead, dead, proof, **more))
         for row in kept:
             dead, instead = self._dead() if row == max(kept) else [], {row: halves[0].instead[row]}
-            found.append(planner.edit((), (), row, next(parts), instead, dead, proof, goes_on=True))
+            gone = region.collectives if dead else []
+            found.append(planner.edit(gone, (), row, next(parts), instead, dead, proof, goes_on=True, per_rank=True))
         return found
+
+    def _inside(self, node: NewNode, action: Action | None) -> Action | None:
+        """What becomes of a value of a slice. What ranks have reduced to a number a row is kept, so that they do not
+        communicate again in the backward."""
+        row = self.facts.index.get(node.call, -1)
+        is_narrow = node.target in WAITS and not any(self.region.wide.get(row, ()))
+        return Action.SAVE if action is not None and is_narrow else action
 
     def _anchor(self) -> int:
         """Before which member the slices are put: in a joint graph as soon as what they read is there."""
@@ -575,7 +632,7 @@ class _Writer:
         if not region.scaled:
             return region.order[-1]
         read = (each for row in (*region.early, *region.order) for each in facts.inputs[row])
-        inner = region.members.union(region.early, region.hoisted)
+        inner = region.members.union(region.early, region.hoisted, region.constants)
         last = max((row for row in read if row not in inner), default=0)
         return next(row for row in region.order if row > last)
 
@@ -586,8 +643,8 @@ class _Writer:
         return sorted(dead)
 
     def _split(self, rows: Iterable[int]) -> tuple[str, ...]:
-        facts, found = self.facts, [row for row in rows if self.region.is_sum(row)]
-        return self.planner.names_of(facts.owners[row] for row in found)
+        facts, region = self.facts, self.region
+        return self.planner.names_of(facts.owners[row] for row in rows if region.is_sum(row) or region.is_ring(row))
 
     def _note(self, kept: Collection[int]) -> str:
         region, sizes = self.region, self.sizes
@@ -599,6 +656,8 @@ class _Writer:
             said += " (rounded once more unless that is a power of two)"
         elif self.why_apart:
             said += f"; the backward computes them again ({self.why_apart})"
+        for target, calls in Counter(self.facts.targets[row] for row in region.collectives).items():
+            said += f"; they issue {len(sizes) * calls:,} {target.split('.')[1]} in place of {calls:,}"
         if not names:
             return f"{said}; no sum is split, so no bit differs"
         sums = f"{counted(len(names), 'sum')} {'is' if len(names) == 1 else 'are'} split ({', '.join(names)})"
@@ -638,7 +697,7 @@ class _Writer:
             like = region.head
         dtype, device = self.facts.dtypes[of], self.facts.devices[of]
         node = self.new.add(target, arguments, shape, stride, like)
-        self.new.made[-1] = evolve(self.new.made[-1], **{"dtype": dtype, "device": device, **more})
+        self.new.made[-1] = evolve(self.new.made[-1], **{"dtype": dtype, "device": device, "per_rank": True, **more})
         return node
 
     def _call(self, half: _Half, row: int, at: int) -> None:
@@ -656,10 +715,19 @@ class _Writer:
             target, given = target if target in of_rows.RESIZED else "aten.reshape.default", (given[0], short)
         elif dims is not None and dims.sizes >= 0:
             given = (*given[: dims.sizes], short, *given[dims.sizes + 1 :])
+        if target.rpartition(".")[0] in INDEXED and dims is not None and dims.reads[1] == (of_rows.NONE,) and short:
+            first, *rest = given[1]  # what counts the rows of a slice begins at 0
+            first = self._add(
+                SLICE, (first, 0, 0, short[0], 1), short[:1], row, next(islice(tensors(arguments), 1, None))
+            )
+            given = (given[0], (first, *rest), *given[2:])
         if target == NLL and given[3]:
             given = (*given[:3], _SUM, *given[4:])
         cut = next((each for each in (*region.reads[row][::-1], digit) if each is not None), None)
-        if target in SHIFTS and digit is not None and cut is not None and cut != digit:
+        if digit is not None and cut is not None and digit.outer < cut.outer:
+            length = (facts.shapes[facts.inputs[row][0]] or ())[cut.dim]
+            given = of_rows.parted(target, given, length, digit.length(rows))
+        elif target in SHIFTS and digit is not None and cut is not None and cut != digit:
             narrow, wide = (digit, cut) if target == SLICE else (cut, digit)
             start = narrow.of(rows).start + narrow.first - wide.of(rows).start - wide.first
             at_dim = SHIFTS[target] + 1

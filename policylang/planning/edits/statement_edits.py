@@ -130,7 +130,11 @@ class _EditedFacts:
                 for each in self.order
             ],
             group_names=column(
-                old.group_names, lambda node: next((v.label for v in node.arguments if isinstance(v, FusedGroup)), "")
+                old.group_names,
+                lambda node: next(
+                    (v.label for v in node.arguments if isinstance(v, FusedGroup)),
+                    old.group_names[call[node.call]] if node.call else "",
+                ),
             ),
             groups=self.groups,
         )
