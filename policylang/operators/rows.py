@@ -227,7 +227,7 @@ _ADDITIVE = frozenset(
         "select_backward", "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes", "squeeze", "sum",
         "t", "transpose", "unsqueeze",
     )
-) | {"prims.convert_element_type", GATHER.rpartition(".")[0], WAIT.rpartition(".")[0]} | _VIEWS  # fmt: skip
+) | {"prims.convert_element_type"} | _VIEWS  # fmt: skip
 _FIRST = frozenset(
     f"aten.{name}" for name in (
         *(each for each in _POINTWISE_NAMES if each.endswith("_backward")),
@@ -254,8 +254,6 @@ def is_linear(target: str, arguments: tuple[Any, ...], scaled: Sequence[bool], z
             return not scaled[0] and len(scaled) == 3 and all(homogeneous[1:])
         case "aten.index_put":
             return not any(scaled[1:-1]) and homogeneous[0] and homogeneous[-1]
-        case "_c10d_functional.all_reduce" | "_c10d_functional.reduce_scatter_tensor":
-            return scaled[0] and arguments[1] in ("sum", "avg")
         case "aten.scatter" | "aten.scatter_add":
             return not scaled[1] and len(scaled) == 3 and homogeneous[0] and homogeneous[2]
         case "aten.masked_fill" | "aten.constant_pad_nd":

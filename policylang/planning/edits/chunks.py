@@ -486,11 +486,13 @@ class Region:
         for row in sorted((*self.early, *self.members)):
             read = list(tensors(facts.arguments[row])) or list(facts.inputs[row])
             target, name = facts.targets[row], facts.names[row]
-            cannot = facts.flags[row] & (Flag.COMPUTE | Flag.COLLECTIVE | sum(_CANNOT)) or not of_rows.is_known(target)
+            cannot = facts.flags[row] & (Flag.COMPUTE | sum(_CANNOT)) or not of_rows.is_known(target)
             if row in early and cannot:
                 raise RefusedError(f"its backward needs {name}")
             if self.scaled.isdisjoint(read) or target in LIKE or of_rows.reads_dtype_alone(target):
                 continue
+            if facts.flags[row] & Flag.COLLECTIVE:
+                raise RefusedError(f"other ranks' incoming gradients are in {name}")
             scaled, zero = [each in self.scaled for each in read], [_is_zero(facts, each) for each in read]
             if not of_rows.is_linear(target, facts.arguments[row], scaled, zero):
                 raise RefusedError(f"not known to be linear in the incoming gradient: {name}")
