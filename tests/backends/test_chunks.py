@@ -135,8 +135,19 @@ def last_shifted(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     return -logps.gather(-1, labels.clamp(min=0)[..., 2:, None]).mean()
 
 
+def padded(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """A vocabulary that was padded: the last columns are left out."""
+    return F.cross_entropy(flat(m(x))[:, : VOCABULARY - 3], labels.flatten().clamp(max=VOCABULARY - 4))
+
+
+def indexed(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """The log-probability of each label, by its index in each row."""
+    logps, rows = flat(m(x)).log_softmax(-1), torch.arange(labels.numel())
+    return -(logps[rows, labels.flatten().clamp(min=0)] * (labels.flatten() != -100)).sum()
+
+
 LOSSES: list[Loss] = [cross_entropy, scaled, z_loss, capped, smoothed, summed, per_token, entropy, squares]
-SHIFTED: list[Loss] = [shifted, last_shifted, weighed]
+SHIFTED: list[Loss] = [shifted, last_shifted, weighed, padded, indexed]
 
 
 def step_of(m: nn.Module, loss: Loss, data: tuple[Tensor, Tensor]) -> policylang.TracedStep:
@@ -183,6 +194,14 @@ def test_in_narrow_types_the_error_is_that_of_summing_in_slices(loss: Loss, dtyp
     for one, other in ((want[0], found[0]), *((want[1][name], found[1][name]) for name in want[1])):
         scale = max(one.abs().max().item(), 1e-3 if loss is squares else 0.0)
         assert (one - other).abs().max().item() <= (2 * slices + 2) * torch.finfo(dtype).eps * scale
+
+
+def test_columns_are_followed_where_a_vocabulary_is_padded() -> None:
+    step = step_of(model(), padded, batch())
+    policylang.apply(step.gm, policylang.parse("chunk loss into 4"))
+    shapes = {tuple(getattr(node.meta.get("val"), "shape", ())) for node in step.gm.graph.nodes}
+    assert {(3, VOCABULARY), (3, VOCABULARY - 3)} <= shapes
+    assert not shapes & {(ROWS, VOCABULARY), (ROWS, VOCABULARY - 3)}
 
 
 def test_rows_that_no_sum_is_made_of_keep_their_bits() -> None:
@@ -323,7 +342,9 @@ def test_a_distilled_head_is_cut_with_its_teacher() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [cross_entropy, z_loss, capped, per_token, preference, shifted, weighed], ids=lambda each: each.__name__
+    "loss",
+    [cross_entropy, z_loss, capped, per_token, preference, shifted, weighed, padded, indexed],
+    ids=lambda each: each.__name__,
 )
 @pytest.mark.parametrize("lead", [(ROWS,), (2, 6)], ids=str)
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from policylang.operators import rows
 from policylang.operators.calls import describe, parameters
-from policylang.operators.names import PRODUCTS
-from policylang.operators.rows import RowDim, dims_of, is_known, is_linear, viewed
+from policylang.operators.names import GATHER, PRODUCTS, SCATTER
+from policylang.operators.rows import RowDim, dims_of, is_known, is_linear, parted, repeated, viewed
 
 aten = torch.ops.aten
 GENERATOR = torch.Generator().manual_seed(3)
@@ -102,6 +102,8 @@ def calls(r: int, w: int, n: int) -> list[tuple[Any, tuple[Any, ...]]]:
         (aten.pow.Tensor_Scalar, (x, 2.0)),
         (aten.pow.Tensor_Tensor, (x, y)),
         (aten.clamp.default, (x, 0.5, 1.0)),
+        (aten.copy.default, (x, row)),
+        (aten.lift_fresh_copy.default, (x,)),
         (aten.full_like.default, (x, 3.0)),
         (aten.masked_fill.Scalar, (x, x > 0.5, 0.0)),
         (aten.where.self, (x > 0.5, x, column)),
@@ -208,9 +210,12 @@ def test_rows_in_another_order_give_the_same_rows_bit_by_bit(r: int, w: int, n: 
 
 
 def test_every_operator_that_is_known_is_compared() -> None:
-    """Views are followed by their sizes, and tested by themselves; an empty tensor has no content."""
+    """Views are followed by their sizes, and tested by themselves, as indexing is; an empty tensor has no content;
+    collectives are compared where there are ranks."""
     compared = {describe(target).name.rpartition(".")[0] for target, _ in CALLS}
-    assert rows._KNOWN - rows._VIEWS - compared <= {"prims.iota", "aten.scalar_tensor", "prims.fma", "aten.empty_like"}
+    rest = {each for each in rows._KNOWN - rows._VIEWS - compared if not each.startswith("_c10d_functional.")}
+    constant = {"prims.iota", "aten.arange", "aten.scalar_tensor", "prims.fma", "aten.empty_like"}
+    assert rest <= constant | set(rows.INDEXED)
 
 
 def _filled(target: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -306,8 +311,103 @@ def test_a_view_keeps_rows_that_it_does_not_cut() -> None:
     assert viewed(RowDim(0, 1, 2, 12), (24, 5), (2, 12, 5)) == RowDim(0, 1, 2, 1)
 
 
+COUNT, PLACES, MASK = torch.arange(6), _whole(5, 6), _whole(2, 6, 5).bool()
+INDEXING: list[tuple[Any, tuple[Any, ...]]] = [
+    (aten.index.Tensor, (_floats(6, 5), [COUNT, PLACES])),
+    (aten.index.Tensor, (_floats(6, 5, 2), [COUNT, PLACES])),
+    (aten.index_put.default, (_floats(6, 5), [COUNT, PLACES], _floats(6))),
+    (aten.index_put.default, (_floats(6, 5, 2), [COUNT, PLACES], _floats(6, 2), True)),
+    (aten.index_put.default, (_floats(6, 5), [COUNT, PLACES], _floats())),
+    (aten.index_put.default, (_floats(6, 5), [MASK], _floats())),
+    (aten.index_put.default, (_floats(6, 5), [MASK[:, 0]], _floats())),
+]
+
+
+@pytest.mark.parametrize(("target", "given"), INDEXING)
+def test_what_is_indexed_row_by_row_is_cut_where_the_count_begins_anew(target: Any, given: tuple[Any, ...]) -> None:
+    whole, leaves = target(*given), pytree.tree_leaves(given)
+    dims = _dims_of_indexing(target, given)
+    assert dims is not None
+    assert dims.makes[0][0] == 0
+    found = []
+    for start, stop in ((0, 2), (2, 6)):
+        cut = [
+            each[: stop - start] if each is COUNT else each[start:stop] if 0 in read else each
+            for each, read in zip([each for each in leaves if isinstance(each, Tensor)], dims.reads, strict=True)
+        ]
+        index = cut[1 : 1 + len(given[1])]
+        found.append(target(cut[0], index, *cut[1 + len(index) :], *given[3:]))
+    assert torch.equal(torch.cat(found), whole)
+
+
+def _dims_of_indexing(target: Any, given: tuple[Any, ...]) -> rows.Dims | None:
+    tensors = [each for each in pytree.tree_leaves(given) if isinstance(each, Tensor)]
+    kinds = [
+        rows.COUNTING if each.ndim == 1 and torch.equal(each, torch.arange(len(each))) else str(each.dtype)[6:]
+        for each in tensors
+    ]
+    plain = tuple(tuple(each) if isinstance(each, list) else each for each in given)
+    shape = tuple(target(*given).shape)
+    return dims_of(describe(target).name, plain, shape, [tuple(each.shape) for each in tensors], kinds)
+
+
 @pytest.mark.parametrize(
-    "target", ["aten.bernoulli.default", "aten.convolution.default", "aten.index.Tensor", "mine.op.default"]
+    ("target", "given"),
+    [
+        (aten.index.Tensor, (_floats(6, 5), [PLACES, PLACES])),
+        (aten.index.Tensor, (_floats(7, 5), [COUNT, PLACES])),
+        (aten.index.Tensor, (_floats(6, 5), [PLACES])),
+        (aten.index_put.default, (_floats(6, 5), [PLACES], _floats())),
+        (aten.index_put.default, (_floats(6, 5), [MASK], _floats(int(MASK.sum())))),
+        (aten.index_put.default, (_floats(6, 5), [COUNT, PLACES], _floats(1))),
+    ],
+)
+def test_an_index_that_may_pick_other_rows_is_not_known(target: Any, given: tuple[Any, ...]) -> None:
+    assert _dims_of_indexing(target, given) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "is_count"),
+    [
+        ("aten.arange.default", (6, None, None), True),
+        ("aten.arange.start", (0, 6, None), True),
+        ("aten.arange.start", (1, 6, None), False),
+        ("aten.arange.start_step", (0, 6, 1, None), True),
+        ("aten.arange.start_step", (0, 6, 2, None), False),
+        ("prims.iota.default", (6, 0, 1), True),
+        ("prims.iota.default", (6, 3, 1), False),
+        ("aten.full.default", ((6,), 0), False),
+    ],
+)
+def test_what_counts_from_zero_is_known(target: str, given: tuple[Any, ...], is_count: bool) -> None:
+    assert rows.counts(target, given) is is_count
+
+
+def test_rows_of_several_ranks_and_pieces_are_the_same_rows_several_times() -> None:
+    mine, both = RowDim(0, 1, 6, 1), RowDim(0, 2, 6, 1)
+    assert repeated(GATHER, ("x", 2, "0"), mine, [(6, 5)]) == both
+    assert repeated(SCATTER, ("x", "sum", 2, "0"), both, [(12, 5)]) == mine
+    assert repeated("aten.cat.default", (("x", "y"), 0), mine, [(6, 5), (6, 5)]) == both
+    assert repeated("aten.split.Tensor", ("x", 6, 0), both, [(12, 5)]) == mine
+    assert repeated("aten.slice.Tensor", ("x", 0, 6, 12, 1), both, [(12, 5)]) == mine
+    assert parted("aten.slice.Tensor", ("x", 0, 6, 12, 1), 12, 2) == ("x", 0, 2, 4, 1)
+    assert parted("aten.split.Tensor", ("x", 6, 0), 12, 2) == ("x", 2, 0)
+    # what cuts rows apart, or joins others to them
+    assert repeated(SCATTER, ("x", "sum", 2, "0"), mine, [(6, 5)]) is None
+    assert repeated("aten.cat.default", (("x", "y"), 0), mine, [(6, 5), (5, 5)]) is None
+    assert repeated("aten.split.Tensor", ("x", 4, 0), both, [(12, 5)]) is None
+    assert repeated("aten.slice.Tensor", ("x", 0, 3, 9, 1), both, [(12, 5)]) is None
+    assert repeated(GATHER, ("x", 2, "0"), RowDim(1, 1, 6, 1), [(3, 6)]) is None
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "aten.bernoulli.default",
+        "aten.convolution.default",
+        "_c10d_functional.all_to_all_single.default",
+        "mine.op.default",
+    ],
 )
 def test_an_operator_that_is_not_listed_is_not_known(target: str) -> None:
     assert not is_known(target)

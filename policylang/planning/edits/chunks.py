@@ -624,8 +624,9 @@ class _Writer:
     def _inside(self, node: NewNode, action: Action | None) -> Action | None:
         """What becomes of a value of a slice. What ranks have reduced to a number a row is kept, so that they do not
         communicate again in the backward."""
-        row = self.facts.index.get(node.call, -1)
-        is_narrow = node.target in WAITS and not any(self.region.wide.get(row, ()))
+        facts, row = self.facts, self.facts.index.get(node.call, -1)
+        of_ranks = node.target in WAITS or (node.call and facts.flags[row] & Flag.COLLECTIVE)
+        is_narrow = of_ranks and not any(self.region.wide.get(row, ()))
         return Action.SAVE if action is not None and is_narrow else action
 
     def _anchor(self) -> int:
