@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
@@ -34,6 +35,7 @@ from policylang.planning.value_outcome import Why
 from tests.support.edited import AllAlike, assert_facts_hold
 from tests.support.ranks import run_ranks
 from tests.support.sharded import fake_ranks
+from tests.support.titan import graph_trainer
 
 CHUNK = policylang.parse("chunk loss into 3")
 ROWS, WIDTH = 12, 8
@@ -280,6 +282,75 @@ def test_four_ranks_add_a_slice_in_another_order_and_the_plan_says_so() -> None:
     for names, notes in run_ranks(flat_step, 4, "loss_parallel"):
         assert names == ["all_reduce"] * 8
         assert "2 sums are split (all_reduce_1, mm_" in " ".join(notes)
+
+
+def titan(mesh: DeviceMesh) -> tuple[nn.Module, Loss]:
+    """TorchTitan's debugging Llama 3 of one layer, with its tensor and sequence parallelism and its own loss."""
+    torch._utils._get_available_device_type = lambda: "cpu"  # it looks for one when it is imported
+    common = graph_trainer("common_utils")
+    from torchtitan.components.loss import cross_entropy_loss
+    from torchtitan.distributed.parallel_dims import ParallelDims
+    from torchtitan.distributed.utils import set_spmd_backend
+    from torchtitan.models.llama3 import Llama3Model, llama3_configs
+    from torchtitan.models.llama3.sharding import set_llama3_sharding_config
+
+    set_spmd_backend("partial_dtensor")
+    dims = ParallelDims(1, 1, 1, mesh.size(), 1, 1, mesh.size(), "partial_dtensor")
+    dims.build_mesh()
+    settings = common.build_decoder_config_for_backend(llama3_configs["debugmodel"], "sdpa")
+    settings.layers = settings.layers[:1]
+    set_llama3_sharding_config(settings, enable_sp=True)
+    torch.manual_seed(0)
+    model = Llama3Model(settings)
+    model.init_states(buffer_device=None)
+    model.parallelize(dims)
+    return model, lambda model, tokens, labels: cross_entropy_loss(model(tokens), labels) / 8
+
+
+def hugging_face(mesh: DeviceMesh) -> tuple[nn.Module, Loss]:
+    """Its Llama with the plan for tensor parallelism that it ships."""
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
+    model = transformers.LlamaForCausalLM(config)
+    model = apply_tensor_parallelism(model, mesh, model._expand_parallel_plan(model.tp_plan))
+    return model, lambda model, tokens, labels: F.cross_entropy(model(tokens).logits[0], labels[0])
+
+
+def real_model(rank: int, make: Callable[[DeviceMesh], tuple[nn.Module, Loss]]) -> tuple[str, list[str]]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    (one, loss), (other, _) = make(mesh), make(mesh)
+    tokens = torch.randint(3, 64, (1, ROWS), generator=torch.Generator().manual_seed(1))
+    step = torch.compile(loss, backend=policylang.backend(CHUNK, inner="aot_eager"))
+    want, found = gradients(loss(one, tokens, tokens), one, 1.5), gradients(step(other, tokens, tokens), other, 1.5)
+    for name, value in want.items():
+        # sums of 12 rows in slices, and gradients that round once more
+        torch.testing.assert_close(found[name], value, rtol=0, atol=16 * 2.0**-23 * value.abs().max().item(), msg=name)
+    flat = policylang.trace_step(other, loss, tokens, tokens)
+    before = flat(tokens, tokens)
+    policylang.apply(flat.gm, CHUNK)
+    torch.testing.assert_close(whole(flat(tokens, tokens)[0]), whole(before[0]))
+    said = " ".join(note for line in policylang.report(step).rewrites for note in line.notes)
+    return said, names_of(flat.gm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (titan, "they issue 6 all_reduce in place of 2"),
+        (hugging_face, "they issue 3 all_gather_into_tensor in place of 1"),
+    ],
+)
+def test_sharded_heads_of_torchtitan_and_hugging_face(
+    make: Callable[[DeviceMesh], tuple[nn.Module, Loss]], said: str
+) -> None:
+    (notes, first), (_, second) = run_ranks(real_model, 2, make)
+    assert first == second
+    assert said in notes
+    assert MADE in notes
 
 
 # --- what is planned, for ranks that are imagined ---
