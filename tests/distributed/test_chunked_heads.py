@@ -30,6 +30,7 @@ from policylang.planning.capabilities import FLAT
 from policylang.planning.edits.edit_planner import SAME_GRAPH
 from policylang.planning.edits.other_ranks import Proposal
 from policylang.planning.edits.statement_edits import plan_edits
+from policylang.planning.inspection.worth import slowing_edits
 from policylang.planning.planner import plan
 from policylang.planning.value_outcome import Why
 from tests.support.edited import AllAlike, assert_facts_hold
@@ -394,6 +395,13 @@ def test_the_peak_is_that_of_a_slice(sharded: policylang.TracedStep) -> None:
     assert after.peak.bytes < before.peak.bytes - 2 * logits
     assert sum(edit.fewer_collectives for edit in after.edits.done) == 2 - 16
     assert {edit.proof.assumed for edit in after.edits.done} == {SAME_GRAPH}
+
+
+def test_a_step_that_waits_longer_is_told_with_what_the_slices_issue(sharded: policylang.TracedStep) -> None:
+    made = plan(policylang.parse("chunk loss into 64\ndevice h100-sxm"), collect(sharded.gm), FLAT)
+    (found,) = slowing_edits(made, FLAT)
+    assert (found.code, found.help) == ("APL380", "cut into fewer slices")
+    assert "they issue 128 all_reduce in place of 2" in found.details[0]
 
 
 def test_a_cut_that_another_rank_lacks_is_made_nowhere(sharded: policylang.TracedStep) -> None:

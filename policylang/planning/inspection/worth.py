@@ -23,7 +23,7 @@ from policylang.graph.facts import Facts, Schedule
 from policylang.language.diagnostics import Diagnostic, diagnose, removed
 from policylang.language.selectors import names_in
 from policylang.language.shown import first_lines, format_quantity, joined
-from policylang.language.syntax import Action, Bucket, Policy, Rule, Statement
+from policylang.language.syntax import Action, Bucket, Chunk, Policy, Rule, Statement
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.graph_edit import Edit
 from policylang.planning.inspection.communication import Communication, bucket_statements
@@ -267,7 +267,10 @@ def slowing_edits(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic
                 f"{exposed[1]} of it waits for collectives, without the line {exposed[0]}"
             )
             help = "leave it out if its collectives would move from a fast network to a slow one"
-            details = first_lines(_edited_groups(plan.edits.of(each.statement).done, plan.before), _MOST_LINES)
+            done = plan.edits.of(each.statement).done
+            details = first_lines(_edited_groups(done, plan.before), _MOST_LINES)
+            if isinstance(plan.policy.rewrites[each.statement], Chunk):
+                help, details = "cut into fewer slices", tuple(edit.note for edit in done if edit.note)
             yield diagnose(SLOWER, message, span, help=help, details=details, fixes=[removed(span)])
 
 
