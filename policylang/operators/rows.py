@@ -168,9 +168,9 @@ def counts(target: str, arguments: tuple[Any, ...]) -> bool:
         case "aten.arange.default":
             return True
         case "aten.arange.start":
-            return bool(arguments[0] == 0)
+            return arguments[:1] == (0,)
         case "aten.arange.start_step":
-            return (arguments[0], arguments[2]) == (0, 1)
+            return arguments[:3:2] == (0, 1)
         case "prims.iota.default":
             return arguments[1:3] == (0, 1)
     return False
