@@ -22,6 +22,7 @@ from torch.profiler import profile
 
 import policylang
 from policylang.backends.rewriting import apply_edits
+from policylang.errors import PolicyMatchError
 from policylang.graph.collect import collect
 from policylang.graph.facts import StepKind
 from policylang.language.syntax import Action
@@ -222,6 +223,23 @@ def compiled_step(rank: int, kind: str, inner: str) -> tuple[list[str], list[str
     for name, value in want.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12, msg=name)
     return [note for line in policylang.report(step).rewrites for note in line.notes], communicated(run)
+
+
+def slices_that_fit(rank: int) -> str:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model, policy = KINDS["uneven loss_parallel"][0](mesh), policylang.parse("chunk loss up to 1000 B")
+    step = torch.compile(cross_entropy, backend=policylang.backend(policy, inner="aot_eager"))
+    with pytest.raises(PolicyMatchError) as raised, loss_parallel():
+        step(model, *data("uneven loss_parallel", rank, 2)).backward()
+    return raised.value.diagnostics[0].message
+
+
+@pytest.mark.slow
+def test_ranks_that_would_take_different_slices_take_none() -> None:
+    assert set(run_ranks(slices_that_fit, 2)) == {
+        "`chunk loss up to 1000 B` cuts nothing: not on every rank: otherwise on rank 1; what fits differs by rank, "
+        "write `into`"
+    }
 
 
 ISSUED = {

@@ -147,7 +147,8 @@ class Chunks(EditPlanner[Chunk]):
         asked, found = self.statement, list[tuple[int, RefusedError]]()
         words = (self.kind, self.facts.names[head])
         if lacking := self.rejected(*words):
-            raise RefusedError(f"not on every rank: {lacking}")
+            sizes = "" if asked.slices else "; what fits differs by rank, write `into`"
+            raise RefusedError(f"not on every rank: {lacking}{sizes}")
         module = "" if asked.to_loss else PathGlob(asked.module).outermost(self.facts.modules[head]) or ""
         for together in (True, False) if asked.to_loss and self.facts.kind in _WHOLE_STEPS else (False,):
             for rows in self._axes(head):
