@@ -143,7 +143,8 @@ def parted(target: str, arguments: tuple[Any, ...], length: int, part: int) -> t
 
 
 RESIZING = _MOVED_BY_RANKS | {
-    f"aten.{name}" for name in ("cat", "slice", "slice_backward", "slice_scatter", "split", "split_with_sizes")
+    *("aten.cat", "aten.constant_pad_nd", "aten.slice", "aten.slice_backward", "aten.slice_scatter"),
+    *("aten.split", "aten.split_with_sizes"),
 }
 """Operators whose results have some elements of a dimension, or more, at its place."""
 

@@ -288,7 +288,7 @@ def _scaled(target: Any, given: tuple[Any, ...], how: tuple[str, ...], factor: f
 
 def test_what_counts_as_linear_scales_its_result_bit_by_bit() -> None:
     seen = set()
-    for target, given in CALLS:
+    for target, given in (*CALLS, *INDEXING):
         name, filled = describe(target).name, _filled(target, given)
         plain = tuple(tuple(each) if isinstance(each, list) else each for each in filled)
         count = sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(filled))
@@ -299,6 +299,7 @@ def test_what_counts_as_linear_scales_its_result_bit_by_bit() -> None:
                 for one, other in zip(_scaled(target, given, how, 1.0), _scaled(target, given, how, -4.0), strict=True):
                     assert torch.equal(one * -4.0, other), (name, how)
     assert len(seen) > 40
+    assert {"aten.copy.default", "aten.index.Tensor", "aten.index_put.default"} <= seen
     assert not seen & {"aten.exp.default", "aten.relu.default", "aten.rsub.Tensor", "aten.clamp.default"}
 
 

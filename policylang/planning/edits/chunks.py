@@ -614,11 +614,11 @@ class _Writer:
                 "per_rank": True,
             }
             more |= {"note": "" if more["goes_on"] else self._note(kept), "split_sums": self._split(half.order)}
-            gone = region.collectives if dead else []
+            gone = [row for row in dead if facts.flags[row] & Flag.COLLECTIVE]
             found.append(planner.edit(gone, sources, half.anchor, nodes, instead, dead, proof, **more))
         for row in kept:
             dead, instead = self._dead() if row == max(kept) else [], {row: halves[0].instead[row]}
-            gone = region.collectives if dead else []
+            gone = [each for each in dead if facts.flags[each] & Flag.COLLECTIVE]
             found.append(planner.edit(gone, (), row, next(parts), instead, dead, proof, goes_on=True, per_rank=True))
         return found
 
