@@ -4,7 +4,8 @@ A region starts at a product: of a head, whose columns are the vocabulary, or of
 intermediate features. All that reads a value with these columns belongs to it, forward and backward, and so does what
 lies between such values; where the columns are summed over it ends. Each operator has to treat rows apart
 (:mod:`policylang.operators.rows`): a call on a slice gives a slice of the result, or a part of a sum over rows, which
-is added up slice by slice and named. Whatever else reads rows is refused with its node.
+is added up slice by slice and named. Ranks reduce and gather rows apart, too: each slice then issues its own
+collectives, and a cut is made on every rank or on none. Whatever else reads rows is refused with its node.
 
 The forward and the backward of a slice of the loss run together. In a joint graph the incoming gradient comes later:
 where the backward of the region is linear in it, it runs with 1 in its place, and what is kept is scaled when it comes.
