@@ -25,7 +25,7 @@ from policylang.language.layout import format_source, line_end_of
 from policylang.language.loader import Loaded, load_policy, load_source, parse_policy
 from policylang.language.names import SELDOM_IN_GRAPHS
 from policylang.language.operators import OperatorTable
-from policylang.language.shown import counted, shortened
+from policylang.language.shown import shortened
 from policylang.language.statements import format_policy
 from policylang.language.syntax import Chunk, Policy
 from policylang.planning.capabilities import PLANNED
@@ -407,10 +407,11 @@ def _lossy(policy: Policy | None, plans: Sequence[Plan] | None) -> Iterator[Diag
         fixes = [] if rule.tail is None else [left_out(rule.tail)]
         yield diagnose("APL216", message, rule.span, help="save these values as they are", fixes=fixes)
     for at, chunk in ((at, each) for at, each in enumerate(policy.rewrites) if isinstance(each, Chunk)):
-        split = [name for made in plans or () for name in made.edits.of(at).split_sums]
-        if split or plans is None:
-            sums = f"{counted(len(split), 'sum')} split, `{split[0]}` first" if split else "it may split sums"
-            message = f"`{chunk.span.one_line}` is lossy: {sums}, and bits differ there"
+        lost = [phrase for made in plans or () for phrase in made.edits.of(at).lossy]
+        if lost or plans is None:
+            more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+            why = f"{lost[0]}{more}" if lost else "it may split sums"
+            message = f"`{chunk.span.one_line}` is lossy: {why}, and bits differ there"
             yield diagnose("APL216", message, chunk.span, help="leave it out", fixes=[removed(chunk.span)])
 
 

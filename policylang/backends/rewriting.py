@@ -142,6 +142,8 @@ class _GraphEditor:
         node.meta = {key: value for key, value in like.items() if key not in _OF_THE_CALL}
         annotations = {key: value for key, value in marks.custom(like).items() if key != marks.SAVED}
         node.meta["custom"] = {**annotations, marks.REWRITTEN: who}
+        if new.slice:
+            node.meta["custom"][marks.SLICE] = new.slice
         node.meta["val"] = self._value(node)
         found = node.meta["val"]
         # the strides of a slice follow from what it is computed from

@@ -30,6 +30,8 @@ USER_TAG = "policylang_user_tag"
 """``custom`` key: the user's tag that an ``override`` rule replaced, as ``[member name or None, region or None]``."""
 REWRITTEN = "policylang_rewritten"
 """``custom`` key of a node that a ``fuse`` or ``collapse`` line added to the graph: that line, ``mesh.apl:3``."""
+SLICE = "policylang_slice"
+"""``custom`` key of a node that computes a slice under a ``chunk`` line: a name that all nodes of the slice have."""
 RECOMPUTED = "policylang_recomputed"
 """``custom`` key of a recomputation in a flat graph's backward: the name of the forward node that it repeats."""
 MOVED = "policylang_moved"
@@ -47,7 +49,7 @@ SESSION = "__policylang_session__"
 """The attribute of a checkpoint's ``context_fn`` that is ours: its session, whose ``policy`` it follows."""
 COMPILER = "__policylang_compiler__"
 """The attribute of a backend for ``torch.compile`` that follows a policy."""
-ALL = (PROVENANCE, SAVED, USER_TAG, REWRITTEN)
+ALL = (PROVENANCE, SAVED, USER_TAG, REWRITTEN, SLICE)
 """Every ``custom`` key of a partition's; what does not belong to a second compilation is taken off by these names."""
 AC_GRAPH_ID = 2**30
 """The ``ac_graph_id`` of every node that policylang tags.

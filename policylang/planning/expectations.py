@@ -120,8 +120,7 @@ def _check(
             finding = check_outcome(expectation, rows, outcomes, selections.facts)
             nothing = not rows and expectation.quantifier == "every"
         case syntax.ExpectLossless():
-            split = (f"{name} is a sum of slices" for name in plan.edits.split_sums)
-            if lost := (*lossy(plan.facts, cost), *split):
+            if lost := (*lossy(plan.facts, cost), *plan.edits.lossy):
                 return Finding("failed", lost[0], first_lines(lost, _MOST_NAMES))
             return Finding("held", "nothing is narrowed") if cost.final else LEFT_OPEN
         case _:

@@ -76,6 +76,8 @@ class NewNode:
     """The old node whose call it repeats on a slice; empty for what only moves elements or adds slices up."""
     share: tuple[int, int] = (1, 1)
     """The rows of the slice, and of the whole."""
+    slice: str = ""
+    """The slice that it belongs to, one name for forward and backward: compilers may compile equal ones once."""
     action: Action | None = None
     """What becomes of a forward value unless a rule decides: a slice that the backward reads slice by slice is
     recomputed, a gradient that was made beside its slice is saved."""
@@ -128,7 +130,10 @@ class Edit:
     note: str = ""
     """A remark for the report, as a phrase."""
     split_sums: tuple[str, ...] = ()
-    """The old nodes whose sums are now sums of slices: bits differ there, and nowhere else."""
+    """The old nodes whose sums are now sums of slices: bits differ there."""
+    scaled: tuple[str, ...] = ()
+    """The old nodes that are made for an incoming gradient of 1 and multiplied by the incoming one afterwards, which
+    rounds once more unless it is a power of two: bits differ there. They differ nowhere but in these and split sums."""
     goes_on: bool = False
     """True for a part of a change that another edit begins."""
     per_rank: bool = False
@@ -195,6 +200,13 @@ class Edits:
     def split_sums(self) -> tuple[str, ...]:
         """The nodes of the traced graph whose sums are now sums of slices."""
         return tuple(name for edit in self.done for name in edit.split_sums)
+
+    @property
+    def lossy(self) -> tuple[str, ...]:
+        """Why bits of the traced graph's nodes differ, a phrase each."""
+        split = (f"{name} is a sum of slices" for name in self.split_sums)
+        scaled = (f"{name} is scaled after it was made" for edit in self.done for name in edit.scaled)
+        return (*split, *scaled)
 
     def of(self, statement: int) -> Edits:
         done = tuple(edit for edit in self.done if edit.statement == statement)

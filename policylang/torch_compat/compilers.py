@@ -309,6 +309,12 @@ def run_after(graph: fx.Graph, before: Mapping[fx.Node, Iterable[fx.Node]]) -> N
     control_dependencies.preserve_node_ordering(graph, found)
 
 
+def invoke_subgraph() -> Any:
+    """The operator that calls a subgraph, which Inductor lowers once for all calls; None where it generates C++ around
+    its kernels (``cpp_wrapper``), which cannot call one."""
+    return None if setting("cpp_wrapper") else torch.ops.higher_order.invoke_subgraph
+
+
 def is_lowered_as_one(target: Any) -> bool:
     """True if a pattern of Inductor's has replaced operators by this function, which makes the kernel."""
     return getattr(target, "_inductor_lowering_function", False)

@@ -386,6 +386,31 @@ def test_a_backward_beside_its_forward_keeps_bits_and_serves_more_than_once() ->
         assert torch.equal(found["stem.weight"], want["stem.weight"])  # from the gradient of the hidden state
 
 
+@pytest.mark.parametrize(("scale", "differ"), [(4.0, {"lm_head"}), (3.0, {"lm_head", "stem"})])
+def test_bits_differ_in_what_is_split_or_scaled_afterwards_and_nowhere_else(scale: float, differ: set[str]) -> None:
+    """The gradient of the head is a sum of slices. That of the hidden state is not, and reaches the stem: it is rounded
+    once more where the incoming gradient is no power of two. What no slice computes keeps its bits."""
+
+    def loss(m: Any, x: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(m, x, labels) + m.beside.weight.exp().sum()
+
+    whole, (x, labels) = model().bfloat16(), batch(96)
+    whole.beside = nn.Linear(WIDTH, 3, bias=False).bfloat16()
+    data, cut = (x.bfloat16(), labels), copy.deepcopy(whole)
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend=policylang.backend(policylang.parse("chunk loss into 3"), inner="aot_eager"))
+    found, want = gradients(cut, compiled, data, scale)[1], gradients(whole, loss, data, scale)[1]
+    assert {name.split(".")[0] for name in want if not torch.equal(found[name], want[name])} == differ
+    note = " ".join(policylang.report(compiled).rewrites[0].notes)
+    assert "2 sums are split (nll_loss_forward, mm_1); 2 products are scaled afterwards" in note
+    torch._dynamo.reset()
+    strict = policylang.backend(policylang.parse("chunk loss into 3; expect lossless"), inner="aot_eager")
+    with pytest.raises(PolicyMatchError) as raised:
+        gradients(cut, torch.compile(loss, backend=strict), data, scale)
+    for said in ("nll_loss_forward is a sum of slices", "mm_1 is a sum of slices", "mm_2 is scaled after it was made"):
+        assert said in str(raised.value)
+
+
 def two_losses(m: nn.Module, x: Tensor, labels: Tensor) -> Any:
     logits = m(x)
     return F.cross_entropy(logits, labels), 1e-2 * logits.logsumexp(-1).square().mean()

@@ -35,6 +35,7 @@ from policylang.backends import caching, runtime
 from policylang.backends.joint import Done, JointPartitioner, partitions
 from policylang.backends.records import Findings, announce_cached, findings_from_json, findings_of, findings_to_json
 from policylang.backends.refusals import Problem, refuse_captured_copies
+from policylang.backends.torch_compile.slices import share_slices
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic, Span, is_error
@@ -83,6 +84,9 @@ class CachedPartitioner(KeyedPartitioner):
         forward, backward = self._partitioner(gm, joint_inputs, **options)
         if self._code is not None:
             self._code.note(forward.graph, backward.graph)
+        elif compilers.invoke_subgraph() is not None:
+            for each in (forward, backward):
+                share_slices(each)
         return forward, backward
 
 

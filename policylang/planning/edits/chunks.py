@@ -433,19 +433,28 @@ class Region:
         return digit
 
     def _absorbed(self, row: int, digits: list[RowDim]) -> bool:
-        """True for a wide value that only members read, and that can be made slice by slice."""
+        """True for a wide value that only members read, or what is made of such a value alone for them (a gradient that
+        is summed over the columns), where it can be made slice by slice."""
         facts = self.facts
-        is_wide = facts.numel[row] >= facts.numel[self.head] and facts.ops[row] == "call_function"
-        is_wide = is_wide or of_rows.reads_dtype_alone(facts.targets[row])
-        if len(digits) != 1 or not is_wide or row in self.stuck or not self.members.issuperset(facts.users[row]):
+        if len(digits) != 1 or row in self.stuck or not self.members.issuperset(facts.users[row]):
             return False
         try:
-            self.labelled(row, digits[0])
+            reads, _, _ = self.labelled(row, digits[0])
         except RefusedError:
+            return False
+        is_wide = self._is_wide(row) or of_rows.reads_dtype_alone(facts.targets[row])
+        if not is_wide and not facts.flags[row] & Flag.COMPUTE:
+            by_rows = (each for each, digit in zip(tensors(facts.arguments[row]), reads, strict=True) if digit)
+            inner = {row, *self.members}
+            is_wide = any(self._is_wide(each) and inner.issuperset(facts.users[each]) for each in by_rows)
+        if not is_wide:
             return False
         self.rows[row] = tuple(digits)
         self.taken_in.add(row)
         return True
+
+    def _is_wide(self, row: int) -> bool:
+        return self.facts.ops[row] == "call_function" and self.facts.numel[row] >= self.facts.numel[self.head]
 
     def _check(self) -> None:
         """Refuse a region of which a part waits for all slices, or that is whole anyway."""
@@ -613,6 +622,7 @@ class _Writer:
                 "behind": planner.names_of(self._behind(half, kept)),
                 "goes_on": half is not halves[0],
                 "per_rank": True,
+                "scaled": planner.names_of(kept) if half is halves[0] else (),
             }
             more |= {"note": "" if more["goes_on"] else self._note(kept), "split_sums": self._split(half.order)}
             gone = [row for row in dead if facts.flags[row] & Flag.COLLECTIVE]
@@ -658,15 +668,17 @@ class _Writer:
         said = f"{len(sizes)} slices of {rows} of {region.size:,} rows from {self.facts.names[region.head]} on"
         if kept:
             said += f"; {counted(len(kept), 'gradient')} made in the forward, scaled when that of the loss comes"
-            said += " (rounded once more unless that is a power of two)"
         elif self.why_apart:
             said += f"; the backward computes them again ({self.why_apart})"
         for target, calls in Counter(self.facts.targets[row] for row in region.collectives).items():
             said += f"; they issue {len(sizes) * calls:,} {target.split('.')[1]} in place of {calls:,}"
-        if not names:
+        if not names and not kept:
             return f"{said}; no sum is split, so no bit differs"
-        sums = f"{counted(len(names), 'sum')} {'is' if len(names) == 1 else 'are'} split ({', '.join(names)})"
-        return f"{said}; {sums}: bits differ there, nowhere else"
+        said += _named(names, "sum", "split")
+        said += _named(
+            self.planner.names_of(kept), "product", "scaled afterwards, and rounded unless by a power of two"
+        )
+        return f"{said}: bits differ there, nowhere else"
 
     def _claim(self) -> str:
         facts = self.facts
@@ -740,7 +752,8 @@ class _Writer:
         share = (len(rows), region.size) if cut is None else (len(cut.of(rows)), cut.size)
         if not share[0]:
             raise RefusedError(f"slice {at + 1} has no row of {name}: cut into fewer")
-        more = {"call": name, "share": share, "stride": _stride(facts, row, short)}
+        of_slice = {"slice": f"{facts.names[region.head]}:{at}"}
+        more = {"call": name, "share": share, "stride": _stride(facts, row, short), **of_slice}
         before = self.sums.get(row)
         is_sum = region.is_sum(row)
         if is_sum and before is not None and target == _MM:
@@ -749,9 +762,9 @@ class _Writer:
         node = self._add(target, given, short or (), row, row, **more)
         if is_sum:
             if dims is not None and dims.is_mean:
-                node = self._add(_SCALE, (node, share[0] / share[1]), short or (), row, row)
+                node = self._add(_SCALE, (node, share[0] / share[1]), short or (), row, row, **of_slice)
             if before is not None:
-                node = self._add(_ADD, (before, node, 1), short or (), row, row)
+                node = self._add(_ADD, (before, node, 1), short or (), row, row, **of_slice)
             self.sums[row] = node
         self.made[row, at] = node
 
@@ -866,6 +879,11 @@ def _with(value: Any, put: Callable[[int], Node]) -> Any:
     if isinstance(value, Ref):
         return put(value.row)
     return tuple([_with(part, put) for part in value]) if isinstance(value, tuple) else value
+
+
+def _named(names: Sequence[str], what: str, done: str) -> str:
+    is_ = "is" if len(names) == 1 else "are"
+    return f"; {counted(len(names), what)} {is_} {done} ({', '.join(names)})" if names else ""
 
 
 def _is_zero(facts: Facts, row: int) -> bool:
