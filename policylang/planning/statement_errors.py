@@ -381,6 +381,15 @@ def _diagnostic(policy: Policy, statements: Sequence[Span], found: Sequence[tupl
         indented = ((label, [f"  {line}" for line in complaint.details]) for label, complaint in found)
         details = tuple(line for label, lines in indented for line in ((f"{label}:", *lines) if lines else (label,)))
         message = first.message.replace("this graph", f"any of the {len(found)} graphs of this model")
+        is_chunk = first.code == refusals.NOTHING_TO_REWRITE and isinstance(
+            policy.statements[first.statement], syntax.Chunk
+        )
+        if is_chunk:
+            broken = (
+                f"what a line cuts is in one graph, and Dynamo made {len(found)}: it breaks a graph at code that it"
+            )
+            details = (f"{broken} cannot trace, here perhaps between the head and the loss", *details)
+            help = f"`TORCH_LOGS=graph_breaks` names that code, and `policylang.trace_step` has no breaks; {help}"
     # not of one graph alone: where another graph has what a rule lacks, the rule would match there
     causes = [complaint.cause for _, complaint in found]
     cause = refusals.NO_SUCH_BLOCKS if refusals.NO_SUCH_BLOCKS in causes else first.cause

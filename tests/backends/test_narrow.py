@@ -12,13 +12,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import policylang
 from policylang.audit.graphs import audit_flat
 from policylang.backends import copies
 from policylang.backends.flat import FlatPath
-from policylang.backends.joint import JointPartitioner
+from policylang.backends.joint import JointPartitioner, partitions
 from policylang.backends.records import AppliedPlan
 from policylang.graph.collect import collect
 from policylang.language.syntax import NARROW_BYTES, NarrowForm
@@ -397,6 +398,34 @@ def test_what_steers_a_mixture_of_experts_or_a_dropout_stays() -> None:
     assert {plan.facts.dtypes[row] for row in plan.schedule.forms} == {"float32"}
     masks = [each for each in plan.decisions if each is not None and each.why is Why.STAYS]
     assert {each.reason for each in masks} == {"it is bool, and no floating-point value"}
+
+
+def test_the_seeds_of_a_generator_are_never_narrowed() -> None:
+    """Inductor keeps the seed of a dropout for the backward, which draws the mask again: zeros are at its places."""
+    torch.compiler.reset()
+    x = torch.randn(64, 64, requires_grad=True)
+    text = SAVE + "save everything as bfloat16\nrecompute gt, everything where is random"
+    with partitions() as done, torch._inductor.config.patch(force_disable_caches=True):
+        compiled = torch.compile(
+            lambda x: F.dropout(x.sin(), 0.5).exp() * 2.0, backend=policylang.backend(policylang.parse(text))
+        )
+        found = compiled(x)
+        found.sum().backward()
+    (partition,) = done
+    facts, schedule = partition.plan.facts, partition.plan.schedule
+    seeds = [
+        row for row, target in enumerate(facts.targets) if target.startswith("prims.inductor_") and "seed" in target
+    ]
+    reasons = {decision.reason for row in seeds if (decision := partition.plan.decisions[row]) is not None}
+    assert reasons == {
+        "a seed: recomputed operators draw the same numbers from it",
+        "it is int64, and no floating-point value",
+    }
+    assert schedule.forms
+    assert {facts.dtypes[row] for row in schedule.forms} == {"float32"}
+    assert x.grad is not None
+    assert torch.equal(x.grad == 0, found == 2)
+    torch.compiler.reset()
 
 
 def test_the_digest_changes_with_the_form() -> None:
