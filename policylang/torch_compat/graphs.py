@@ -18,7 +18,6 @@ from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import CheckpointPolicy
 
 
 def require(module: ModuleType, names: Iterable[str], why: str) -> None:
@@ -359,29 +358,8 @@ def min_cut_saved_values(
             node.dist_from_bw = 0
         else:
             node.dist_from_bw = min((far, *(user.dist_from_bw + 1 for user in node.users)))
-    budget = _memory_budget(joint.graph)
-    graph = _Undecided(joint.graph, info) if budget == 1 else joint.graph
-    saved = partitioners.choose_saved_values_set(graph, info, memory_budget=budget)
+    saved = partitioners.choose_saved_values_set(joint.graph, info, memory_budget=_memory_budget(joint.graph))
     return partitioners._sync_decision_cross_ranks(joint.graph, saved) if config._sync_decision_cross_ranks else saved
-
-
-class _Undecided:
-    """The nodes of a joint graph from which a path leads to the backward past every value that is saved anyway. No cut
-    goes through the others, so min-cut decides the same of fewer nodes, in a time that grows faster than they do. Of a
-    saved value that no result of the forward needs, min-cut disregards the tag: it is left out as well."""
-
-    def __init__(self, graph: fx.Graph, info: Any) -> None:
-        needed = {node for node in info.required_bw_nodes if node.op != "output"}
-        saved = set[fx.Node]()
-        for node in reversed(graph.nodes):
-            tag, is_own = node.meta.get("recompute"), isinstance(node.target, OpOverload) and not node.target.is_view
-            if node not in needed and is_own and tag is CheckpointPolicy.MUST_SAVE:
-                saved.add(node)
-            again = tag in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
-            if again or any(user in needed and user not in saved for user in node.users):
-                needed.add(node)
-        needed -= {node for node in saved if not info.is_required_fw(node)}
-        self.nodes = [node for node in graph.nodes if node in needed]
 
 
 def _memory_budget(graph: fx.Graph) -> float:

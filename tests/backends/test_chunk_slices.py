@@ -17,7 +17,7 @@ from benchmarks.allocations import peak_allocated
 from policylang.backends.joint import JointPartitioner
 from policylang.backends.torch_compile.slices import share_slices
 from policylang.graph import marks
-from policylang.torch_compat import compilers, graphs
+from policylang.torch_compat import compilers
 from tests.backends import test_chunks as chunks
 
 SwiGlu, batch, model = chunks.SwiGlu, chunks.batch, chunks.model
@@ -175,25 +175,3 @@ def test_inductor_has_the_wide_values_of_one_slice_at_a_time(slices: int) -> Non
     step()
     logits = 2048 * 2048 * 4
     assert peak_allocated(step) <= 2 * logits / slices + 5 * 2**20
-
-
-@pytest.mark.parametrize("text", ["chunk loss into 4", "save mm", "save every 2nd mm; recompute silu", "save tanh"])
-def test_min_cut_decides_the_same_of_fewer_nodes(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the nodes behind which everything is saved anyway, and at the end of a chunked loss."""
-    choose, counts, kept = graphs._partitioners().choose_saved_values_set, list[int](), list[list[str]]()
-
-    def watched(graph: Any, info: Any, **options: Any) -> Any:
-        counts.append(len(list(graph.nodes)))
-        return choose(graph, info, **options)
-
-    monkeypatch.setattr(graphs._partitioners(), "choose_saved_values_set", watched)
-    whole = model(mlp=SwiGlu())
-    for fewer in (True, False):
-        if not fewer:
-            monkeypatch.setattr(graphs, "_Undecided", lambda graph, info: graph)
-        halves: list[fx.GraphModule] = []
-        run = compiled_by_hand(chunks.cross_entropy, text, halves, share=False)
-        chunks.gradients(copy.deepcopy(whole), run, batch(), 1.0)
-        kept.append([node.name for node in halves[0].graph.find_nodes(op="output")[0].all_input_nodes])
-    assert kept[0] == kept[1]
-    assert counts[0] < counts[1] * (0.6 if text.startswith("chunk") else 1.0)
