@@ -1,7 +1,7 @@
 """How near is a tuned policy to the least that can be had, and does anything that people use beat it?
 
 On recorded joint graphs of Llama-3 8B and on joint graphs of three Hugging Face models at full size (without weights),
-on one device profile: the linear program's bound, tuned policies at many budgets, the policies that come along,
+on one device profile: the integer program's bound, tuned policies at many budgets, the policies that come along,
 policies as people write them, and PyTorch's ``activation_memory_budget``. All are points of simulated peak and seconds
 of second runs, by the same simulator and the same times of nodes (``benchmarks/tuning_peers.py`` says how). Then the
 seconds that tuning takes, and how they grow with the nodes.
@@ -41,7 +41,6 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.planning.capabilities import JOINT
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.evaluation import Budget, Candidate, Infeasible
-from policylang.tuning.lower_hull import bound_at
 from policylang.tuning.tuner import Tuner
 
 GIB = 2**30
@@ -78,8 +77,9 @@ def measure(
     say(f"{subject.name}: {len(facts)} nodes, tuned in {taken:.1f} s")
     smallest = tuner.smallest(Budget("peak", inf))
     tuned = at_budgets(tuner, "peak", spread(smallest.peak, save_all.peak, count))
-    hull = tuner.hull
-    kept = at_budgets(tuner, "saved", spread(hull[-1].saved, hull[0].saved, count))
+    fewest = tuner.smallest(Budget("saved", 0)).saved
+    kept = at_budgets(tuner, "saved", spread(fewest, save_all.saved, count))
+    bounds = [tuner.bound(round(limit)) for limit, _ in kept]
     say("tuned at every budget")
     others = [*bundled(facts, times), *by_hand(facts, times, numbers or few_of(tuner.blocks))]
     say(f"{len(others)} policies of others")
@@ -105,14 +105,15 @@ def measure(
         / GIB,
         "save all peak GiB": save_all.peak / GIB,
         "smallest peak GiB": smallest.peak / GIB,
-        **near_the_bound(kept, tuner),
+        **near_the_bound(kept, bounds, tuner),
         **fits_and_is_monotone(tuned, kept),
         "beaten": beaten(held, forward),
-        "hull": [{"saved": each.saved, "recompute": each.seconds} for each in hull],
         "tuned": [row(budget, found) for budget, found in tuned],
         "tuned at the peaks of others": [row(each.peak, made) for each, made in held],
         "tuned saved": [
-            {**row(budget, found), "bound": bound_at(hull, budget)} for budget, found in kept if found is not None
+            {**row(budget, found), "bound": bound}
+            for (budget, found), bound in zip(kept, bounds, strict=True)
+            if found is not None
         ],
         "others": [asdict(each) for each in others],
     }
@@ -148,17 +149,16 @@ def row(budget: float, found: Candidate | None) -> dict[str, Any]:
     }
 
 
-def near_the_bound(kept: Found, tuner: Tuner) -> dict[str, Any]:
+def near_the_bound(kept: Found, bounds: Sequence[float], tuner: Tuner) -> dict[str, Any]:
     """Of budgets for the bytes that are kept: how far above the bound at the budget, and at what is used of it."""
     excess, ratio, used = 0.0, 1.0, 1.0
-    for budget, found in kept:
+    for (_, found), bound in zip(kept, bounds, strict=True):
         if found is None:
             continue
-        bound = bound_at(tuner.hull, budget)
         excess = max(excess, (found.recompute - bound) / tuner.forward)
         if found.recompute > 0.05 * tuner.forward:
             ratio = max(ratio, found.recompute / bound)
-            used = max(used, found.recompute / bound_at(tuner.hull, found.saved))
+            used = max(used, found.recompute / tuner.bound(found.saved))
     return {
         "worst excess over the bound, of the forward": excess,
         "worst ratio to the bound above 5%": ratio,

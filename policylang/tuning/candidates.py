@@ -1,7 +1,6 @@
 """The candidates of a tuning: mixtures of patterns that might be written, with their composed figures and their texts.
 
-Patterns are the best choices of whole classes, and what people do. In variants of a pattern some of what it saves
-waits on the host: the largest classes, as much of a block as is copied while the block computes, and where memory is
+Patterns are the best choices of whole classes. In variants of a pattern some of what it saves waits on the host: the largest classes, as much of a block as is copied while the block computes, and where memory is
 short the blocks' outputs, or all.
 """
 
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from itertools import permutations
 from statistics import median_low
 
 import numpy as np
@@ -17,12 +17,12 @@ from attrs import frozen
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts, Flag, Phase
 from policylang.language.globs import PathGlob
-from policylang.language.selectors import nth
 from policylang.language.syntax import Action
 from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import SavedForBackward, backward_needs
 from policylang.planning.value_outcome import Decision, Why, offloads
 from policylang.simulation.node_times import NodeTimes
+from policylang.tuning.choices import Choice
 from policylang.tuning.composition import NO_RULES, Composition, Ints, Mixtures, SegmentProfile
 from policylang.tuning.decision_list import Zone, scripts
 from policylang.tuning.phrases import Option, ValueClasses, Vocabulary
@@ -97,20 +97,17 @@ def _repeated_lists(facts: Facts) -> frozenset[Prefix]:
 Pattern = tuple[int, ...]
 """A :class:`Option` for each class."""
 
-_SAVED_BY_HAND = ((), ("attention",), ("matmul",), ("compute",), ("attention", "matmul"))
-
-
-def of_choice(facts: Facts, classes: ValueClasses, kept: Collection[int], again: Collection[int]) -> Pattern:
-    """The outcome of most values of each class if some producers are saved and some are recomputed."""
+def of_choice(facts: Facts, classes: ValueClasses, choice: Choice) -> Pattern:
+    """The outcome of most values of each class."""
     roots, of, owners = facts.storage_roots, classes.of, facts.owners
     saved, repeated = [0] * (len(classes) + 1), [0] * (len(classes) + 1)
     marked: set[int] = set()
-    for owner in sorted(kept):
+    for owner in sorted(choice.kept):
         root = owners[roots[owner]] if facts.ops[roots[owner]] == "call_function" else owner
         if root not in marked:  # a look at what is kept costs nothing
             marked.add(root)
             saved[of[root]] += 1
-    for owner in sorted(again):
+    for owner in sorted(choice.recomputed):
         if owner not in marked:
             repeated[of[owner]] += 1
     pattern = []
@@ -122,37 +119,14 @@ def of_choice(facts: Facts, classes: ValueClasses, kept: Collection[int], again:
     return tuple(pattern)
 
 
-def by_hand(classes: ValueClasses, inside: Vocabulary, outside: Vocabulary) -> Iterator[Pattern]:
-    """Save all; recompute all but the outputs of blocks, and but some operators."""
-    yield tuple(int(Option.SAVE) for _ in classes.all)
-    for groups in _SAVED_BY_HAND:
-        kept = set(classes.crossing)
-        for vocabulary in (inside, outside):
-            for group in groups:
-                kept.update(vocabulary.of_group(group))
-        yield tuple(
-            int(Option.SAVE if number in kept or (inside.numbers and not each.inside) else Option.RECOMPUTE)
-            for number, each in enumerate(classes.all)
-        )
-    for kept_inside in (classes.crossing, frozenset[int]()):
-        yield tuple(int(Option.SAVE if number in kept_inside else Option.RECOMPUTE) for number in range(len(classes)))
-    yield tuple(int(Option.RECOMPUTE if each.inside else Option.SAVE) for each in classes.all)
-
-
 def texts_by_hand(blocks: int) -> Iterator[str]:
-    """Candidates beyond patterns of blocks that save their outputs: blocks recomputed from their attention's or
-    products' results, every second block, stages at the fewest bytes alive."""
-    if blocks > 1:
-        yield "recompute everything in every 2nd block\nundecided -> save\n"
-        yield "recompute everything in block\nsave attention in block\nundecided -> save\n"
-    yield "recompute everything\nsave everything where crosses cut per 2 GiB\n"
-    if blocks > 1:
-        yield "recompute everything in block\nsave attention in block\nsave matmul in block\nundecided -> save\n"
-        yield "recompute everything in first half of blocks\nsave attention in block\nundecided -> save\n"
-    for size in ("1 GiB", "4 GiB", "512 MiB", "256 MiB", "8 GiB", "128 MiB", "64 MiB", "16 GiB"):
+    """Candidates beyond patterns of blocks that save their outputs: every second block, blocks recomputed from what
+    comes before them and their attention's or products' results, stages at the fewest bytes alive."""
+    for place in ("every 2nd block", "block\nsave attention in block", "block\nsave (attention, matmul) in block"):
+        if blocks > 1:
+            yield f"recompute everything in {place}\nundecided -> save\n"
+    for size in ("2 GiB", "1 GiB", "4 GiB", "512 MiB", "256 MiB", "8 GiB", "128 MiB", "64 MiB", "16 GiB"):
         yield f"recompute everything\nsave everything where crosses cut per {size}\n"
-    if blocks > 1:
-        yield "recompute everything in every 2nd block\nsave attention in block\nundecided -> save\n"
 
 
 _FEW = 2
@@ -244,34 +218,31 @@ def _hidden_in_a_block(facts: Facts, times: NodeTimes, classes: ValueClasses) ->
     return int(min(median_low(forward), backward / max(blocks, 1)) * (times.device.host_bandwidth or 0.0))
 
 
-FIRST, LAST, EVERY = 0, 1, 2
-_FEW_BLOCKS = 16
-_NEAR = 3
-"""Patterns are mixed with a third that is so many points of the hull apart."""
-
-
 @frozen(eq=False)
 class CandidateTable:
-    """One entry a mixture: the blocks of a zone follow one pattern, the last few another, all others a third."""
+    """One entry a mixture: the first so many blocks follow one pattern, the last few another, those between a third."""
 
     zone: Ints
-    """The number of the pattern in the zone."""
+    """The number of the pattern in the first blocks."""
     rest: Ints
     """The number of the pattern of the other blocks."""
     end: Ints
-    """The number of the pattern of the last few."""
+    """The number of the pattern of the last blocks."""
     around: Ints
     """The number of the pattern outside of blocks."""
-    kind: Ints
-    """``FIRST``, ``LAST`` or ``EVERY``."""
     number: Ints
-    """So many blocks from that end; every so manyth."""
+    """So many first blocks."""
     last: Ints
-    """The number of last blocks; 0 with only two patterns."""
+    """So many last blocks; 0 with two patterns."""
     figures: Mixtures
 
     def __len__(self) -> int:
         return len(self.zone)
+
+
+_FEW_BLOCKS = 16
+_NEAR = 3
+"""Patterns that tell stages apart, that copy, or that are a third, are mixed with so many on either side by bytes."""
 
 
 def candidate_table(
@@ -281,117 +252,56 @@ def candidate_table(
     mixed: bool,
     variants: Sequence[tuple[int, SegmentProfile]] = (),
 ) -> CandidateTable:
-    """Every pattern in all blocks, and every two of them in the first or last so many or every so manyth: of those
-    whose blocks save their outputs, or with ``mixed`` of all. A step from one number of blocks to the next is a
-    large one; between two of them the last block, or where blocks are few the last two, may follow a third pattern.
+    """Every pattern in all blocks, with every outcome outside of them. Every two in the first so many and the others: of
+    those whose blocks save their outputs, or with ``mixed`` of all. A step from one number of blocks to the next is a
+    large one: the last block, or where blocks are few the last two, may follow a third pattern.
 
-    ``variants`` are patterns that copy to the host, each with the number of the pattern of which it is one: these are
-    in all blocks, and in the first so many where the others follow that pattern or one near it.
+    ``variants`` are patterns that copy to the host, each with the number of the pattern of which it is one.
     """
-    count, blocks = len(patterns), composition.count
-    shapes = [(FIRST, blocks)]
-    shapes += [(kind, number) for number in range(1, blocks) for kind in (FIRST, LAST)]
-    shapes += [(EVERY, number) for number in range(2, min(blocks // 2, 8) + 1)]
-    staged = any(each.stage for each in composition.classes.all)
-    if staged:  # the patterns tell stages apart: those next to each other are mixed
-        shapes = [each for each in shapes if each[0] != EVERY]
+    blocks, count, classes = composition.count, len(patterns), composition.classes.all
+    every = [*patterns, *(each for _, each in variants)]
+    like = [*range(count), *(base for base, _ in variants)]
+    staged = any(each.stage for each in classes)
     ordered = sorted(range(count), key=lambda number: (int(patterns[number].saved.sum()), number))
     rank = {number: at for at, number in enumerate(ordered)}
-    rows: list[tuple[int, ...]] = []
-    unlike = _unlike_outside(composition, patterns)
-    least = min(unlike, key=lambda number: (int(patterns[number].saved[-1]), number), default=0)
-    for one in range(count):
-        for other in range(count):
-            alone = one == other
-            if not alone and not mixed and not (patterns[one].saves_outputs and patterns[other].saves_outputs):
-                continue
-            if staged and abs(rank[one] - rank[other]) > _NEAR:
-                continue
-            arounds = dict.fromkeys((one, *unlike) if alone else (one, other, least))
-            for kind, number in shapes:
-                if alone is (number == blocks) and (kind == EVERY or one <= other):
-                    rows += [(one, other, other, around, kind, number, 0) for around in arounds]
-            near = _NEAR if blocks <= _FEW_BLOCKS else 1
-            if staged or alone or abs(one - other) > near:
-                continue
-            thirds = [
-                third
-                for third in range(count)
-                if third not in (one, other) and patterns[third].saves_outputs
-                if blocks <= _FEW_BLOCKS or min(abs(one - third), abs(other - third)) <= _NEAR
-            ]
-            rows += [
-                (one, other, third, around, FIRST, number, last)
-                for third in thirds
-                for last in ((1, 2) if blocks <= _FEW_BLOCKS else (1,))
-                for number in range(1, blocks - last)
-                for around in arounds
-            ]
-    if not blocks:
-        rows = [(one, one, one, one, FIRST, 0, 0) for one in range(count)]
-    if not variants:
-        return _made(composition, patterns, rows)
-    beside = _near(patterns)
-    bases = [one for one, _ in variants]
-    rows += [
-        (one, other, other, around, FIRST, number, 0)
-        for one, base in enumerate(bases, count)
-        for other in (
-            *beside[base],
-            *(each for each, of in enumerate(bases, count) if of in beside[base] and each != one),
-        )
-        for number in range(1, blocks)
-        for around in dict.fromkeys((one, other))
-    ]
-    rows += [(one, one, one, one, FIRST, blocks, 0) for one in range(count, count + len(bases))]
-    return _made(composition, [*patterns, *(each for _, each in variants)], rows)
+    usable = [number for number, each in enumerate(every) if mixed or each.saves_outputs]
+    beyond: dict[tuple[int, ...], int] = {}
+    for number in usable:
+        outside = zip(every[number].asked, classes, strict=True)
+        beyond.setdefault(tuple(option for option, each in outside if not each.inside), number)
+    least = min(beyond.values(), key=lambda number: (int(every[number].saved[-1]), number), default=0)
+
+    def is_near(one: int, other: int) -> bool:
+        return abs(rank[like[one]] - rank[like[other]]) <= _NEAR
+
+    rows = [(one, one, one, one, blocks, 0) for one in range(len(every))]
+    rows += [(one, one, one, around, blocks, 0) for one in usable for around in beyond.values() if around != one]
+    for one, other in permutations(usable if blocks > 1 else (), 2):
+        near = is_near(one, other)
+        if not near and (staged or max(one, other) >= count):
+            continue
+        arounds = dict.fromkeys((one, other, least))
+        rows += [(one, other, other, around, number, 0) for number in range(1, blocks) for around in arounds]
+        if not near or staged or max(one, other) >= count:
+            continue
+        lasts = (1, 2) if blocks <= _FEW_BLOCKS else (1,)
+        rows += [
+            (one, other, third, around, number, last)
+            for third in usable
+            if third not in (one, other) and third < count and (blocks <= _FEW_BLOCKS or is_near(one, third))
+            for last in lasts
+            for number in range(1, blocks - last)
+            for around in arounds
+        ]
+    zone, rest, end, around, number, last = np.array(rows, dtype=np.int64).T
+    at = np.arange(blocks)
+    chosen = np.where(at < number[:, None], zone[:, None], rest[:, None])
+    chosen = np.where(at >= blocks - last[:, None], end[:, None], chosen)
+    return CandidateTable(zone, rest, end, around, number, last, composition.mixtures(every, chosen, around))
 
 
-def _near(patterns: Sequence[SegmentProfile]) -> list[list[int]]:
-    """By pattern, itself and those next to it by their bytes whose blocks save their outputs."""
-    ordered = sorted(range(len(patterns)), key=lambda each: patterns[each].saved.sum())
-    rank = {number: at for at, number in enumerate(ordered)}
-    usable = sorted((each for each in rank if patterns[each].saves_outputs), key=rank.__getitem__)
-    found = []
-    for number in range(len(patterns)):
-        below = [each for each in usable if rank[each] < rank[number]][-_NEAR:]
-        above = [each for each in usable if rank[each] > rank[number]][:_NEAR]
-        found.append([number, *below, *above])
-    return found
-
-
-def _made(
-    composition: Composition, patterns: Sequence[SegmentProfile], rows: Sequence[tuple[int, ...]]
-) -> CandidateTable:
-    blocks = composition.count
-    zone, rest, end, around, kind, number, last = np.array(rows, dtype=np.int64).T
-    positions = np.arange(blocks)
-    in_zone = (kind == FIRST)[:, None] & (positions < number[:, None])
-    in_zone |= (kind == LAST)[:, None] & (positions >= blocks - number[:, None])
-    in_zone |= (kind == EVERY)[:, None] & ((positions + 1) % np.maximum(number, 1)[:, None] == 0)
-    chosen = np.where(in_zone, zone[:, None], rest[:, None])
-    chosen = np.where(positions >= blocks - last[:, None], end[:, None], chosen)
-    figures = composition.mixtures(patterns, chosen, around)
-    return CandidateTable(zone, rest, end, around, kind, number, last, figures)
-
-
-def _unlike_outside(composition: Composition, patterns: Sequence[SegmentProfile]) -> list[int]:
-    """One pattern for each outcome outside of blocks: each is combined with every pattern in all blocks, the one that
-    keeps least also with any two."""
-    outside = [number for number, each in enumerate(composition.classes.all) if not each.inside]
-    found: dict[tuple[int, ...], int] = {}
-    for number, each in enumerate(patterns):
-        found.setdefault(tuple(each.asked[at] for at in outside), number)
-    return list(found.values())
-
-
-def blocks_phrase(kind: int, number: int, blocks: int) -> str:
-    """``in first 3 blocks``; all of them are ``in block``."""
-    if number >= blocks:
-        return "in block"
-    if kind == EVERY:
-        return f"in every {nth(number)} block"
-    end = "first" if kind == FIRST else "last"
+def _blocks_phrase(end: str, number: int) -> str:
+    """``in first 3 blocks``."""
     return f"in {end} block" if number == 1 else f"in {end} {number} blocks"
 
 
@@ -408,41 +318,38 @@ class Writer:
         self.inside = inside
         self.outside = outside
         self.override = override
-        self._known: dict[tuple[int, int, int, int, bool], str | None] = {}
+        self._known: dict[tuple[int, ...], str | None] = {}
 
     def text(self, all_of: CandidateTable, at: int, blocks: int) -> str | None:
         """The text of a candidate; None where 16 statements do not hold it."""
-        zone, rest, around = int(all_of.zone[at]), int(all_of.rest[at]), int(all_of.around[at])
-        kind, number, last = int(all_of.kind[at]), int(all_of.number[at]), int(all_of.last[at])
-        end = int(all_of.end[at]) if last else -1
+        zone, rest, end, around = (int(each[at]) for each in (all_of.zone, all_of.rest, all_of.end, all_of.around))
+        number, last = int(all_of.number[at]), int(all_of.last[at])
         if zone == rest:
-            return self._template(rest, rest, end, around)
-        ways = [(self._template(rest, zone, end, around), blocks_phrase(kind, number, blocks))]
-        if kind != EVERY:
-            opposite = blocks_phrase(LAST if kind == FIRST else FIRST, blocks - number, blocks)
-            ways.append((self._template(zone, rest, end, around, nested=True), opposite))
+            return self._template(around, rest)
+        ends = [end] if last else []
+        ways = [
+            (self._template(around, rest, zone, *ends), _blocks_phrase("first", number)),
+            (self._template(around, zone, rest, *ends, nested=True), _blocks_phrase("last", blocks - number)),
+        ]
         found = [template.replace(self._MARK, place) for template, place in ways if template is not None]
         text = min(found, key=lambda text: (text.count("\n"), len(text), text), default=None)
-        return None if text is None else text.replace(self._END, blocks_phrase(LAST, last, blocks))
+        return None if text is None else text.replace(self._END, _blocks_phrase("last", last))
 
-    def _template(self, base: int, zone: int, end: int, around: int, *, nested: bool = False) -> str | None:
-        key = base, zone, end, around, nested
-        if key in self._known:
-            return self._known[key]
-        part = (base, zone, -1, around) if end >= 0 else (base, base, -1, around)
-        if part != key[:4] and self._template(*part) is None:  # the whole has the lines of the part, and more
+    def _template(self, around: int, *blocks: int, nested: bool = False) -> str | None:
+        """The text where the blocks of :attr:`_MARK` follow the second of some patterns, and the last few a third."""
+        key = around, *blocks, int(nested)
+        if key not in self._known:
             self._known[key] = None
-        else:
-            zones = [] if base == zone else [Zone(self._MARK, self.patterns[zone])]
-            zones += [] if end < 0 else [Zone(self._END, self.patterns[end], nested)]
-            made = scripts(
-                self.inside,
-                self.outside,
-                self.patterns[base],
-                zones,
-                self.patterns[around],
-                undecided=not self.override,
-            )
-            texts = (script.text(self.head, override=self.override) for script in made)
-            self._known[key] = next((text for text in texts if text is not None), None)
+            # the whole has the lines of its part, and more
+            if len(blocks) == 1 or self._template(around, *blocks[:-1], nested=nested and len(blocks) > 2) is not None:
+                base, *others = (self.patterns[each] for each in blocks)
+                zones = [
+                    Zone(place, pattern, nested and place == self._END)
+                    for place, pattern in zip((self._MARK, self._END), others, strict=False)
+                ]
+                made = scripts(
+                    self.inside, self.outside, base, zones, self.patterns[around], undecided=not self.override
+                )
+                texts = (script.text(self.head, override=self.override) for script in made)
+                self._known[key] = next((text for text in texts if text is not None), None)
         return self._known[key]

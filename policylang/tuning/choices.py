@@ -26,11 +26,12 @@ from math import fsum
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.blocks import BlockTable
+from policylang.graph.blocks import OUTSIDE, BlockTable
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient
+from policylang.operators.names import GETITEM
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
-from policylang.planning.schedule import around_blocks, checkpoints_around
+from policylang.planning.schedule import Checkpoints, around_blocks, checkpoints_around
 from policylang.simulation.node_times import NodeTimes
 
 NONE = -1
@@ -170,8 +171,11 @@ def choices_of(
     """
     fixed, moved = fixed_owners(facts, capabilities, keep, override, blocks)
     problem = _Problem(facts, times, fixed, moved)
-    problem.find_free()
-    problem.ask()
+    if capabilities.block_by_block and blocks is not None:
+        problem.ask_for_blocks(checkpoints_around(facts, blocks))
+    else:
+        problem.find_free()
+        problem.ask()
     return Choices(
         facts=facts,
         seconds=problem.seconds,
@@ -332,6 +336,27 @@ class _Problem:
         for source, asked_by, really in edges:
             self._clause(source, asked_by, really, apart)
 
+    def ask_for_blocks(self, checkpoints: Checkpoints) -> None:
+        """A block that runs again runs all that is not saved, whoever reads it, and holds all that is saved."""
+        facts, roots, owners = self.facts, self.roots, self.facts.owners
+        held = {roots[row] for row in checkpoints.read.union(*checkpoints.given)}
+        asked: list[int] = []
+        for row in facts.forward:
+            at, root, owner, flags = checkpoints.of[row], roots[row], owners[row], facts.flags[row]
+            if at == OUTSIDE or row >= checkpoints.reach[at]:
+                continue
+            is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
+            is_foreign = flags & Flag.SYMBOLIC or flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES
+            is_free = not self.times[owner] and (root != row or not facts.bytes[row])
+            if is_tuple or is_foreign or is_free or root in held or facts.ops[root] != "call_function":
+                continue
+            asked.append(row)
+            keep = self._keep(root)
+            if self.fixed[owner] != STAYS:
+                self._run(owner, apart=False)
+            self.clauses[keep, NONE if self.fixed[owner] == STAYS else self.runs[owner], NONE] = None
+        self.read = tuple(asked)
+
     def _clause(self, source: int, asked_by: int, really: bool, apart: bytearray) -> None:
         row = self.same_as[source]
         owner = self.facts.owners[row]
@@ -366,3 +391,65 @@ class _Problem:
         self.sizes.append(size)
         self.rows.append(row)
         return len(self.rows) - 1
+
+
+@frozen(eq=False)
+class Choice:
+    """One choice, and what planning makes of it."""
+
+    saved: int
+    """Bytes kept on the device for the backward, as planning counts them."""
+    seconds: float
+    """Seconds of recomputation."""
+    kept: frozenset[int] = field(repr=False)
+    """Producers whose value is saved."""
+    recomputed: frozenset[int] = field(repr=False)
+    """Producers that are recomputed, views of recomputed values among them."""
+
+
+def chosen(choices: Choices, columns: Sequence[int]) -> Choice:
+    """The choice of these columns: the walk of :func:`policylang.planning.liveness.backward_needs`."""
+    facts = choices.facts
+    decided = _recomputed_by(choices, columns)
+    needed = bytearray(len(facts))
+    for row in choices.read:
+        needed[row] = 1
+    kept: set[int] = set()
+    again: set[int] = set()
+    forward, flags, owners, inputs = facts.forward_mask, facts.flags, facts.owners, facts.inputs
+    for row in reversed(facts.forward):
+        if not needed[row] or flags[row] & Flag.SYMBOLIC:
+            continue
+        owner = owners[row]
+        if decided[owner]:
+            again.add(owner)
+            for source in inputs[row]:
+                needed[source] |= forward[source]
+        elif owner not in choices.moved:
+            kept.add(owner)
+    return Choice(
+        saved=sum(choices.sizes[column] for column in columns),
+        seconds=fsum(choices.seconds[column] for column in columns),
+        kept=frozenset(kept),
+        recomputed=frozenset(again),
+    )
+
+
+def _recomputed_by(choices: Choices, columns: Sequence[int]) -> bytearray:
+    """By producer, 1 if the decision is *recompute*; for a view, if its base is not kept."""
+    facts, keeps, runs = choices.facts, choices.keeps, choices.runs
+    roots = facts.storage_roots
+    chosen = bytearray(len(choices.rows))
+    for column in columns:
+        chosen[column] = 1
+    decided = bytearray(len(facts))
+    for row in facts.forward:
+        owner, fixed = facts.owners[row], choices.fixed[facts.owners[row]]
+        if fixed:
+            decided[owner] = fixed == MUST_RUN
+        elif choices.same_as[row] != row:
+            keep = keeps[roots[row]]
+            decided[owner] |= keep == NONE or not chosen[keep]
+        elif runs[owner] != NONE:
+            decided[owner] |= chosen[runs[owner]]
+    return decided

@@ -8,7 +8,6 @@ by its simulated figures alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import islice
 from math import inf
 
@@ -16,17 +15,12 @@ import numpy as np
 from attrs import frozen
 
 from policylang.graph.facts import Facts
-from policylang.language.diagnostics import is_error
-from policylang.language.loader import load_policy
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.candidates import (
     CandidateTable,
     Pattern,
     Writer,
-    by_hand,
     candidate_table,
     host_variants,
     of_choice,
@@ -36,17 +30,14 @@ from policylang.tuning.candidates import (
 from policylang.tuning.choices import Choices, choices_of
 from policylang.tuning.composition import Composition, SegmentProfile
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned, uncollected
-from policylang.tuning.lower_hull import HullPoint, bound_at, hull_of, written_points
+from policylang.tuning.program import bound_of, whole_classes
 from policylang.tuning.phrases import Option, Vocabulary, value_classes
 
 Progress = Callable[[str], None]
 NOTHING_BESIDES = Besides()
 _ROWS = 48
-_GRID = 12
-"""Numbers of bytes between the least and the most for which an integer program is solved."""
-_PROGRAMS = 100_000
-"""Nodes for which they are solved, in whole graphs: each pattern is simulated."""
-_BUNDLED = ("llama3_sac", "torchtitan_op_sac")
+_PROGRAMS, _LEAST_PROGRAMS, _NODES = 12, 4, 100_000
+"""Numbers of bytes for which an integer program is solved, and nodes in whole graphs: each pattern is simulated."""
 _OTHERS = 60_000
 """Nodes that are planned in any case, in whole graphs."""
 _LOW = 1.1
@@ -112,13 +103,12 @@ class Tuner:
         self._sets: dict[bool, _Set] = {}
         self._memory: dict[str, list[int]] = {}
 
-    @cached_property
-    def hull(self) -> tuple[HullPoint, ...]:
-        """The lower bound: seconds against bytes kept."""
+    def bound(self, saved: int) -> float:
+        """Seconds of recomputation that no choice of values goes below that keeps at most so many bytes."""
         self._say("solving for the bound")
-        return hull_of(self._choices(()))
+        return bound_of(self.choices(()), saved)
 
-    def _choices(self, keep: Sequence[int]) -> Choices:
+    def choices(self, keep: Sequence[int]) -> Choices:
         blocks = self.classes.blocks if self.capabilities.block_by_block else None
         return choices_of(self.facts, self.times, self.capabilities, keep=keep, override=self.override, blocks=blocks)
 
@@ -133,18 +123,14 @@ class Tuner:
         classes, composition = self.classes, self.composition
         crossing = [row for number in sorted(classes.crossing) for row in classes.rows[number]]
         self._say("solving for the candidates")
-        choices = self._choices(crossing if by_peak else ())
-        count = min(_GRID, _PROGRAMS // max(len(self.facts), 1))
-        hull, between = (
-            [
-                composition.with_cheap_saved(of_choice(self.facts, classes, each.kept, each.recomputed))
-                for each in points
-            ]
-            for points in written_points(choices, classes.of, count, classes.beside)
-        )
-        found = [*hull, *by_hand(classes, self.inside, self.outside), *self._bundled()]
-        most_varied = len(found)
-        found += between
+        count = max(min(_PROGRAMS, _NODES // max(len(self.facts), 1)), _LEAST_PROGRAMS)
+        problems = [(self.choices(()), 0 if by_peak else count), *([(self.choices(crossing), count)] if by_peak else [])]
+        found = [tuple(int(Option.SAVE) for _ in classes.all)]
+        found += [
+            composition.with_cheap_saved(of_choice(self.facts, classes, each))
+            for choices, between in problems
+            for each in whole_classes(choices, classes.of, between, classes.beside)
+        ]
         if self.capabilities.block_by_block:
             saved = int(Option.SAVE)
             found = [
@@ -158,7 +144,7 @@ class Tuner:
             profiles = [composition.profile(pattern, with_peak=by_peak) for pattern in found]
             for profile in profiles:
                 simulated.setdefault(profile.asked, profile)
-            patterns = tuple({each.asked: each for each in reversed(profiles[:most_varied])}.values())[::-1]
+            patterns = tuple(simulated.values())
             varied = host_variants(self.facts, self.times, classes, patterns) if self.offload else ()
             for base, pattern in varied:
                 profile = composition.profile(pattern, with_peak=by_peak)
@@ -174,18 +160,6 @@ class Tuner:
         moved = {number for pattern in variants for number, option in enumerate(pattern) if option == Option.OFFLOAD}
         slack = 2 * max((self.facts.bytes[row] for each in moved for row in classes.rows[each]), default=0)
         return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), slack)
-
-    def _bundled(self) -> Iterator[Pattern]:
-        """The decisions of bundled policies on most values of each class; values that the user has tagged keep
-        theirs."""
-        for name in _BUNDLED if not self.override and self.blocks else ():
-            policy = load_policy(name).policy
-            made = None if policy is None else plan(policy, self.facts, self.capabilities)
-            if made is None or any(map(is_error, made.diagnostics)):
-                continue
-            needs, owners = saved_and_recomputed(made), self.facts.owners
-            kept = {owners[row] for row in (*needs.saved, *needs.undecided)}
-            yield of_choice(self.facts, self.classes, kept, {owners[row] for row in needs.recomputed})
 
     @property
     def _others(self) -> tuple[Candidate, ...]:
@@ -230,7 +204,7 @@ class Tuner:
             less=less,
             more=more,
             table=tuple(written if each is chosen else each for each in rows),
-            bound=bound_at(self.hull, chosen.saved + (chosen.offloaded if self.offload else 0)),
+            bound=self.bound(chosen.saved + (chosen.offloaded if self.offload else 0)),
             forward=self.forward,
         )
 

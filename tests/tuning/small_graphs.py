@@ -1,6 +1,6 @@
 """Small graphs with everything that a choice of values can trip over, and what every choice on one comes to.
 
-All choices are put through the planner and the schedule one by one: the oracle of the linear program.
+All choices are put through the planner and the schedule one by one: the oracle of the integer program.
 """
 
 from __future__ import annotations
@@ -153,20 +153,3 @@ def every_choice(facts: Facts, times: NodeTimes, capabilities: Capabilities) -> 
 
 def _owners(facts: Facts) -> list[int]:
     return list(dict.fromkeys(facts.owners[row] for row in facts.forward))
-
-
-def lower_hull_of(points: Collection[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Of a cloud of points, by falling bytes, as far as seconds fall the other way (Andrew's monotone chain)."""
-    hull: list[tuple[int, float]] = []
-    for point in sorted(points):
-        while len(hull) > 1 and _turns(hull[-2], hull[-1], point) <= 0:
-            hull.pop()
-        if not hull or (point[0] > hull[-1][0] and (len(hull) > 1 or point[1] < hull[-1][1])):
-            hull.append(point)
-    least = min(seconds for _, seconds in points)
-    last = next(at for at, (_, seconds) in enumerate(hull) if seconds == least)
-    return hull[last::-1]
-
-
-def _turns(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> float:
-    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

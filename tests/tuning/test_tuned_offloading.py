@@ -23,7 +23,6 @@ from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.streams import step_time
 from policylang.tuning.evaluation import Budget, Candidate, Tuned
-from policylang.tuning.lower_hull import bound_at
 from policylang.tuning.phrases import Option
 from policylang.tuning.tuner import Tuner
 from tests.graph.captured import flat_of
@@ -73,7 +72,7 @@ def test_it_fits_and_is_what_planning_and_simulation_say(bandwidth: float) -> No
         assert each.recompute == took.recomputed
         assert each.copies == pytest.approx(took.exposed)
         assert each.price == pytest.approx(took.step - without()[1].step, abs=1e-9)
-        assert found.bound == bound_at(tuner.hull, each.saved + each.offloaded)
+        assert found.bound == tuner.bound(each.saved + each.offloaded)
         assert found.bound <= each.recompute + 1e-9 * tuner.forward
         assert each.rules.count("\n") <= 16
         moved += each.offloaded > 0

@@ -23,9 +23,7 @@ from policylang.planning.schedule import build_checkpointed_schedule, checkpoint
 from policylang.simulation.memory import estimate_peak
 from policylang.simulation.node_times import node_times
 from policylang.simulation.streams import step_time
-from policylang.tuning.candidates import by_hand
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Infeasible, Tuned
-from policylang.tuning.lower_hull import bound_at
 from policylang.tuning.tuner import Tuner
 from tests.support.textgraph import CHAIN, facts_of
 from tests.support.tuned_graphs import DEVICE, stacked, stacked_text, times_of, tuner_of
@@ -134,15 +132,16 @@ def test_no_policy_of_whole_operators_is_faster() -> None:
 def test_saved_bytes_come_close_to_the_bound() -> None:
     tuner = tuner_of(12)
     for share in np.linspace(0, 1, 21):
-        limit = float(share) * tuner.hull[0].saved
+        limit = round(float(share) * tuner.save_all.saved)
         found = tuner._picked(Budget("saved", limit))
-        assert found.recompute <= bound_at(tuner.hull, limit) + 0.02 * tuner.forward
+        assert tuner.bound(limit) <= found.recompute + 1e-9 * tuner.forward
+        assert found.recompute <= tuner.bound(limit) + 0.02 * tuner.forward
 
 
 @pytest.mark.parametrize("path", [JOINT, EAGER])
 def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> None:
     tuner = Tuner(stacked(), times_of(), path)
-    patterns = list(by_hand(tuner.classes, tuner.inside, tuner.outside))
+    patterns = tuner._set(Budget("peak", 0)).writer.patterns
     composed = [tuner.composition.profile(fates, with_peak=True) for fates in patterns]
     usable = [at for at, each in enumerate(composed) if each.saves_outputs]
     random = np.random.default_rng(0)

@@ -18,9 +18,8 @@ from policylang.api.snapshot import facts_of
 from policylang.graph.facts import Facts
 from policylang.language.devices.reading import read_device
 from policylang.planning.capabilities import FLAT, JOINT, Capabilities
-from policylang.simulation.node_times import NodeTimes, node_times
+from policylang.simulation.node_times import node_times
 from policylang.tuning.candidates import stacks
-from policylang.tuning.choices import NONE, choices_of
 from policylang.tuning.evaluation import Budget
 from policylang.tuning.phrases import value_classes
 from policylang.tuning.tuner import Tuner
@@ -101,23 +100,6 @@ def test_nothing_that_fits_beats_what_is_chosen(
         assert (again.chosen, again.table) == (found.chosen, found.table), "other budgets decide nothing"
 
 
-def exact(facts: Facts, times: NodeTimes, capabilities: Capabilities, limit: int) -> float:
-    """The least seconds of a choice of single values that keeps at most so many bytes, to 0.3%."""
-    highspy = pytest.importorskip("highspy")
-    choices, highs = choices_of(facts, times, capabilities), highspy.Highs()
-    highs.setOptionValue("output_flag", False)
-    highs.setOptionValue("mip_rel_gap", 3e-3)
-    columns = [highs.addVariable(0, 1, type=highspy.HighsVarType.kInteger) for _ in choices.rows]
-    for kept, runs, asked in choices.clauses:
-        there = sum(columns[each] for each in (kept, runs) if each != NONE)
-        highs.addConstr(there >= (1 if asked == NONE else columns[asked]))
-    sizes = zip(choices.sizes, columns, strict=True)
-    highs.addConstr(sum(size / 2**20 * column for size, column in sizes if size) <= limit / 2**20)
-    unit = sum(choices.seconds) / 1e4
-    highs.minimize(sum(each / unit * column for each, column in zip(choices.seconds, columns, strict=True)))
-    return float(highs.getInfo().objective_function_value) * unit
-
-
 @pytest.mark.parametrize(
     ("name", "path", "shares"),
     [
@@ -133,11 +115,11 @@ def test_a_tuned_policy_is_near_the_exact_optimum_in_few_lines(
     facts = read_any(f"docs/graphs/{name}.graph")
     times = node_times(facts, read_device("h100-sxm"))
     tuner = Tuner(facts, times, path)
-    low, high = tuner.hull[-1].saved, tuner.hull[0].saved
+    assert tuner.save_all is not None
     for share in shares:
-        limit = round(low + share * (high - low))
+        limit = round(share * tuner.save_all.saved)
         found = tuner.tuned(Budget("saved", limit)).chosen
-        assert found.recompute <= 1.03 * exact(facts, times, path, limit)
+        assert found.recompute <= 1.03 * tuner.bound(limit)
         assert found.rules.count("\n") <= 16
 
 
