@@ -1,18 +1,19 @@
 """The candidates of a tuning: mixtures of patterns that might be written, with their composed figures and their texts.
 
-Patterns are the best choices of whole classes. In variants of a pattern some of what it saves waits on the host: the largest classes, as much of a block as is copied while the block computes, and where memory is
-short the blocks' outputs, or all.
+Patterns are the best choices of whole classes. In some of them values wait on the host: the largest classes, as much of
+a block as is copied while the block computes, the blocks' outputs, or all that is large.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 from statistics import median_low
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts, Flag, Phase
@@ -22,10 +23,11 @@ from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import SavedForBackward, backward_needs
 from policylang.planning.value_outcome import Decision, Why, offloads
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.choices import Choice
+from policylang.tuning.choices import Choice, Choices
 from policylang.tuning.composition import NO_RULES, Composition, Ints, Mixtures, SegmentProfile
 from policylang.tuning.decision_list import Zone, scripts
 from policylang.tuning.phrases import Option, ValueClasses, Vocabulary
+from policylang.tuning.program import whole_classes
 
 _LEAST = 0.1
 """The share of the forward's values that a stack has at least."""
@@ -97,6 +99,7 @@ def _repeated_lists(facts: Facts) -> frozenset[Prefix]:
 Pattern = tuple[int, ...]
 """A :class:`Option` for each class."""
 
+
 def of_choice(facts: Facts, classes: ValueClasses, choice: Choice) -> Pattern:
     """The outcome of most values of each class."""
     roots, of, owners = facts.storage_roots, classes.of, facts.owners
@@ -120,21 +123,19 @@ def of_choice(facts: Facts, classes: ValueClasses, choice: Choice) -> Pattern:
 
 
 def texts_by_hand(blocks: int) -> Iterator[str]:
-    """Candidates beyond patterns of blocks that save their outputs: every second block, blocks recomputed from what
-    comes before them and their attention's or products' results, stages at the fewest bytes alive."""
-    for place in ("every 2nd block", "block\nsave attention in block", "block\nsave (attention, matmul) in block"):
-        if blocks > 1:
-            yield f"recompute everything in {place}\nundecided -> save\n"
+    """Candidates beyond patterns of blocks that save their outputs: every block or every second one recomputed from
+    what comes before and its attention's or products' results, stages at the fewest bytes alive."""
+    kept = "\nsave attention in block"
+    for place in (
+        ("block", "every 2nd block", f"block{kept}", f"block{kept}\nsave matmul in block") if blocks > 1 else ()
+    ):
+        yield f"recompute everything in {place}\nundecided -> save\n"
     for size in ("2 GiB", "1 GiB", "4 GiB", "512 MiB", "256 MiB", "8 GiB", "128 MiB", "64 MiB", "16 GiB"):
         yield f"recompute everything\nsave everything where crosses cut per {size}\n"
 
 
 _FEW = 2
 """So many classes take a line or two to write."""
-_BASES = 100_000
-_MOST_BASES, _LEAST_BASES, _SMALL_BASES = 10, 4, 1
-"""The patterns that are varied: so many nodes in whole graphs, within limits. Of those that keep least, so many are
-varied in every way."""
 _SHARE = 0.7
 """The share of what computation would hide that is moved, if copies were never delayed."""
 _LARGE = 0.1
@@ -144,45 +145,27 @@ _OFFLOAD = Decision(Action.OFFLOAD, None, Why.RULE)
 _RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.RULE)
 
 
-def host_variants(
-    facts: Facts, times: NodeTimes, classes: ValueClasses, patterns: Sequence[SegmentProfile]
-) -> Iterator[tuple[int, Pattern]]:
-    """Each with the number of the pattern that it is a variant of. Patterns that nothing beats in both bytes and time,
-    a few over the whole range, are varied."""
-    sizes = _movable_bytes(facts, classes)
-    room = _hidden_in_a_block(facts, times, classes)
-    for at, number in enumerate(_bases(patterns, _BASES // max(len(facts), 1))):
-        pattern = patterns[number].asked
-        movable = [each for each, size in enumerate(sizes) if size and pattern[each] == Option.SAVE]
-        movable.sort(key=lambda each: (-sizes[each], each))
-        large = [each for each in movable if sizes[each] >= _LARGE * sizes[movable[0]]]
-        filled, left = tuple[int, ...](), _SHARE * room
-        for each in large:  # as many as there is room for, each taken that still fits
-            if sizes[each] <= left:
-                filled, left = (*filled, each), left - sizes[each]
-        few = filled[:_FEW]
-        total, most = (sum(sizes[each] for each in those) for those in (filled, few))
-        kinds = [few] if 2 * most >= total else [filled, few]
-        if at < _SMALL_BASES:
-            kinds += [tuple(each for each in large if each in classes.crossing), tuple(large)]
-        for chosen in dict.fromkeys(kinds):
-            if chosen:
-                moved = (Option.OFFLOAD if each in chosen else option for each, option in enumerate(pattern))
-                yield number, tuple(map(int, moved))
-
-
-def _bases(patterns: Sequence[SegmentProfile], count: int) -> list[int]:
-    """Some of those that nothing beats, by rising bytes, the first and the last among them."""
-    usable = [number for number, each in enumerate(patterns) if each.saves_outputs or not each.waits]
-    ordered = sorted(usable, key=lambda number: (patterns[number].saved.sum(), patterns[number].recompute.sum()))
-    kept: list[int] = []
-    for number in ordered:
-        if not kept or patterns[number].recompute.sum() < patterns[kept[-1]].recompute.sum():
-            kept.append(number)
-    count = min(max(count, _LEAST_BASES), _MOST_BASES)
-    if len(kept) <= count:
-        return kept
-    return [kept[at * (len(kept) - 1) // (count - 1)] for at in range(count)]
+def host_patterns(facts: Facts, times: NodeTimes, classes: ValueClasses, choices: Choices) -> Iterator[Pattern]:
+    """The choices of the lower hull where some classes take no memory, which wait on the host: the largest whose copies
+    computation hides, blocks' outputs, and all that are large."""
+    sizes, left = _movable_bytes(facts, classes), _SHARE * _hidden_in_a_block(facts, times, classes)
+    most = max(sizes, default=0)
+    large = sorted((n for n, size in enumerate(sizes) if size > _LARGE * most), key=lambda n: (-sizes[n], n))
+    filled: list[int] = []
+    for number in large:  # as many as there is room for, each taken that still fits
+        if sizes[number] <= left:
+            filled.append(number)
+            left -= sizes[number]
+    crossing = [number for number in large if number in classes.crossing]
+    for moved in dict.fromkeys(map(frozenset, (filled[:_FEW], filled, crossing, large))):
+        columns = zip(choices.rows, choices.sizes, strict=True)
+        free = evolve(choices, sizes=[0 if classes.of[row] in moved else size for row, size in columns])
+        for each in whole_classes(free, classes.of, 0)[0] if moved else ():
+            pattern = of_choice(facts, classes, each)
+            options = (
+                Option.OFFLOAD if n in moved and option == Option.SAVE else option for n, option in enumerate(pattern)
+            )
+            yield tuple(map(int, options))
 
 
 def _movable_bytes(facts: Facts, classes: ValueClasses) -> list[int]:
@@ -250,45 +233,42 @@ def candidate_table(
     patterns: Sequence[SegmentProfile],
     *,
     mixed: bool,
-    variants: Sequence[tuple[int, SegmentProfile]] = (),
 ) -> CandidateTable:
-    """Every pattern in all blocks, with every outcome outside of them. Every two in the first so many and the others: of
-    those whose blocks save their outputs, or with ``mixed`` of all. A step from one number of blocks to the next is a
-    large one: the last block, or where blocks are few the last two, may follow a third pattern.
-
-    ``variants`` are patterns that copy to the host, each with the number of the pattern of which it is one.
+    """Every pattern in all blocks, with every outcome outside of them. Every two in the first so many and the others:
+    of those whose blocks save their outputs, or with ``mixed`` of all. A step from one number of blocks to the next is
+    a large one: the last block, or where blocks are few the last two, may follow a third pattern.
     """
-    blocks, count, classes = composition.count, len(patterns), composition.classes.all
-    every = [*patterns, *(each for _, each in variants)]
-    like = [*range(count), *(base for base, _ in variants)]
+    blocks, classes = composition.count, composition.classes.all
     staged = any(each.stage for each in classes)
-    ordered = sorted(range(count), key=lambda number: (int(patterns[number].saved.sum()), number))
-    rank = {number: at for at, number in enumerate(ordered)}
-    usable = [number for number, each in enumerate(every) if mixed or each.saves_outputs]
+    usable = [number for number, each in enumerate(patterns) if mixed or each.saves_outputs]
     beyond: dict[tuple[int, ...], int] = {}
     for number in usable:
-        outside = zip(every[number].asked, classes, strict=True)
+        outside = zip(patterns[number].asked, classes, strict=True)
         beyond.setdefault(tuple(option for option, each in outside if not each.inside), number)
-    least = min(beyond.values(), key=lambda number: (int(every[number].saved[-1]), number), default=0)
+    least = min(beyond.values(), key=lambda number: (int(patterns[number].saved[-1]), number), default=0)
+    again = [float(each.recompute.sum()) for each in patterns]
+    ordered = sorted(again[number] for number in usable if not patterns[number].offloads)
+    rank = [bisect_left(ordered, each) for each in again]
 
     def is_near(one: int, other: int) -> bool:
-        return abs(rank[like[one]] - rank[like[other]]) <= _NEAR
+        return abs(rank[one] - rank[other]) <= _NEAR
 
-    rows = [(one, one, one, one, blocks, 0) for one in range(len(every))]
+    rows = [(one, one, one, one, blocks, 0) for one in range(len(patterns))]
     rows += [(one, one, one, around, blocks, 0) for one in usable for around in beyond.values() if around != one]
     for one, other in permutations(usable if blocks > 1 else (), 2):
-        near = is_near(one, other)
-        if not near and (staged or max(one, other) >= count):
+        near, copies = is_near(one, other), patterns[one].offloads or patterns[other].offloads
+        if not near and (staged or copies):
             continue
         arounds = dict.fromkeys((one, other, least))
         rows += [(one, other, other, around, number, 0) for number in range(1, blocks) for around in arounds]
-        if not near or staged or max(one, other) >= count:
+        if not near or staged or copies:
             continue
         lasts = (1, 2) if blocks <= _FEW_BLOCKS else (1,)
         rows += [
             (one, other, third, around, number, last)
             for third in usable
-            if third not in (one, other) and third < count and (blocks <= _FEW_BLOCKS or is_near(one, third))
+            if third not in (one, other) and not patterns[third].offloads
+            if blocks <= _FEW_BLOCKS or is_near(one, third)
             for last in lasts
             for number in range(1, blocks - last)
             for around in arounds
@@ -297,7 +277,7 @@ def candidate_table(
     at = np.arange(blocks)
     chosen = np.where(at < number[:, None], zone[:, None], rest[:, None])
     chosen = np.where(at >= blocks - last[:, None], end[:, None], chosen)
-    return CandidateTable(zone, rest, end, around, number, last, composition.mixtures(every, chosen, around))
+    return CandidateTable(zone, rest, end, around, number, last, composition.mixtures(patterns, chosen, around))
 
 
 def _blocks_phrase(end: str, number: int) -> str:

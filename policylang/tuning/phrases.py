@@ -331,6 +331,8 @@ class Vocabulary:
             yield Phrase(EVERYTHING, _mask(classes.crossing), 1.1, predicate="crosses block")
         for each in _GROUPS:
             yield from self._narrowed(each, self.of_group(each), 1.0)
+            if each not in _SWEEPING:
+                yield from self._by_own_module(each, self.of_group(each))
         names = {self._bare(name, [classes.all[number] for number in them]): them for name, them in by_name.items()}
         for subject, numbers in names.items():
             yield from self._narrowed(subject, numbers, 1.0)
@@ -393,11 +395,16 @@ class Vocabulary:
             glob = module or (classes.block_glob if self.inside else "")
             if not glob:
                 continue
-            yield Phrase(subject, _mask(within), 1.8, predicate=f"module == {glob}")
+            # it has no submodule with such a class: `in` says the same
+            alone = not (self.inside or glob.endswith("*")) and not any(
+                number not in within for number in numbers if self._is_in(number, glob)
+            )
+            place = {"module": glob} if alone else {"predicate": f"module == {glob}"}
+            yield Phrase(subject, _mask(within), 1.8, **place)
             positions = sorted({classes.all[number].position for number in within})
             for at, each in enumerate(positions if len(positions) > 1 else ()):
                 mask = _mask(number for number in within if classes.all[number].position == each)
-                yield Phrase(subject, mask, 2.4, _position(at, len(positions)), predicate=f"module == {glob}")
+                yield Phrase(subject, mask, 2.3 if alone else 2.4, _position(at, len(positions)), **place)
 
     def _in_blocks(self) -> tuple[tuple[int, ...], ...]:
         """The classes in the order of a block, each order once: blocks of a kind have the same."""

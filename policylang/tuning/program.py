@@ -7,7 +7,7 @@ linear program solves in whole numbers: so branch and bound ends after few branc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -142,14 +142,12 @@ def bound_of(choices: Choices, limit: float) -> float:
 
 def whole_classes(
     choices: Choices, classes: Sequence[int], count: int, beside: Sequence[tuple[int, int]] = ()
-) -> Iterator[Choice]:
-    """The best choices of whole classes, which rules can say: those of the lower hull, and at so many numbers of bytes
-    between the fewest and the most the best in so many. Of
-    classes ``beside`` each other, one rule says both that are alike."""
+) -> tuple[list[Choice], list[Choice]]:
+    """The choices of whole classes, which rules can say: those of the lower hull, and the best in so many numbers of
+    bytes between the fewest and the most. Of classes ``beside`` each other, one rule says both that are alike."""
     together, column_of = merged(choices, classes)
     if not together.rows:
-        yield chosen(choices, ())
-        return
+        return [chosen(choices, ())], []
     columns_of: dict[int, tuple[list[int], list[int]]] = {}
     for column, (row, size) in enumerate(zip(together.rows, together.sizes, strict=True)):
         columns_of.setdefault(classes[row], ([], []))[not size].append(column)
@@ -162,9 +160,13 @@ def whole_classes(
         for runs in columns_of.get(other, nothing)[1]
     ]
     program = Program(together, unlike)
-    found = program.vertices()
-    low, high = (sum(together.sizes[column] for column in each) for each in (found[0], found[-1]))
+    hull = program.vertices()
+    low, high = (sum(together.sizes[column] for column in each) for each in (hull[0], hull[-1]))
     between = (program.within(low + (high - low) * step / (count + 1)) for step in range(1, count + 1))
-    for columns in dict.fromkeys([*found, *(each for each in between if each is not None)]):
+
+    def choice(columns: Sequence[int]) -> Choice:
         on = set(columns)
-        yield chosen(choices, [column for column, at in enumerate(column_of) if at in on])
+        return chosen(choices, [column for column, at in enumerate(column_of) if at in on])
+
+    others = dict.fromkeys(each for each in between if each is not None and each not in hull)
+    return list(map(choice, hull)), list(map(choice, others))

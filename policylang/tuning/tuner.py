@@ -7,7 +7,7 @@ by its simulated figures alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import inf
 
@@ -22,7 +22,7 @@ from policylang.tuning.candidates import (
     Pattern,
     Writer,
     candidate_table,
-    host_variants,
+    host_patterns,
     of_choice,
     stacks,
     texts_by_hand,
@@ -30,8 +30,8 @@ from policylang.tuning.candidates import (
 from policylang.tuning.choices import Choices, choices_of
 from policylang.tuning.composition import Composition, SegmentProfile
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned, uncollected
-from policylang.tuning.program import bound_of, whole_classes
 from policylang.tuning.phrases import Option, Vocabulary, value_classes
+from policylang.tuning.program import bound_of, whole_classes
 
 Progress = Callable[[str], None]
 NOTHING_BESIDES = Besides()
@@ -124,13 +124,12 @@ class Tuner:
         crossing = [row for number in sorted(classes.crossing) for row in classes.rows[number]]
         self._say("solving for the candidates")
         count = max(min(_PROGRAMS, _NODES // max(len(self.facts), 1)), _LEAST_PROGRAMS)
-        problems = [(self.choices(()), 0 if by_peak else count), *([(self.choices(crossing), count)] if by_peak else [])]
+        choices = self.choices(crossing if by_peak else ())
+        hull, between = whole_classes(choices, classes.of, count, classes.beside)
+        if by_peak:  # of blocks that need not save their outputs, in all of them alone
+            between += whole_classes(self.choices(()), classes.of, 0, classes.beside)[0]
         found = [tuple(int(Option.SAVE) for _ in classes.all)]
-        found += [
-            composition.with_cheap_saved(of_choice(self.facts, classes, each))
-            for choices, between in problems
-            for each in whole_classes(choices, classes.of, between, classes.beside)
-        ]
+        found += [composition.with_cheap_saved(of_choice(self.facts, classes, each)) for each in (*hull, *between)]
         if self.capabilities.block_by_block:
             saved = int(Option.SAVE)
             found = [
@@ -139,25 +138,20 @@ class Tuner:
             ]
         self._say("simulating patterns")
         simulated: dict[Pattern, SegmentProfile] = {}
-        variants: dict[Pattern, tuple[int, SegmentProfile]] = {}
         with uncollected():
-            profiles = [composition.profile(pattern, with_peak=by_peak) for pattern in found]
-            for profile in profiles:
-                simulated.setdefault(profile.asked, profile)
-            patterns = tuple(simulated.values())
-            varied = host_variants(self.facts, self.times, classes, patterns) if self.offload else ()
-            for base, pattern in varied:
+            for pattern in found:
                 profile = composition.profile(pattern, with_peak=by_peak)
-                if profile.offloads and profile.asked not in simulated:
-                    variants.setdefault(profile.asked, (base, profile))
-        made = candidate_table(
-            composition, tuple(simulated.values()), mixed=not by_peak, variants=tuple(variants.values())
-        )
-        writer = Writer((*simulated, *variants), self.inside, self.outside, head=self.head, override=self.override)
+                simulated.setdefault(profile.asked, profile)
+            for pattern in host_patterns(self.facts, self.times, classes, choices) if self.offload else ():
+                profile = composition.profile(pattern, with_peak=by_peak)
+                if profile.offloads:
+                    simulated.setdefault(profile.asked, profile)
+        made = candidate_table(composition, tuple(simulated.values()), mixed=not by_peak)
+        writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
         memory = made.figures.peak if by_peak else made.figures.saved
         seconds = made.figures.price
         order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
-        moved = {number for pattern in variants for number, option in enumerate(pattern) if option == Option.OFFLOAD}
+        moved = {number for pattern in simulated for number, option in enumerate(pattern) if option == Option.OFFLOAD}
         slack = 2 * max((self.facts.bytes[row] for each in moved for row in classes.rows[each]), default=0)
         return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), slack)
 
@@ -209,8 +203,8 @@ class Tuner:
         )
 
     def _without_idle_lines(self, chosen: Candidate, budget: Budget) -> Candidate:
-        """The same step in fewer lines: without those that decide little memory and change no figure noticeably. The
-        last line first: a line may need the ones above it."""
+        """Fewer lines within the budget: without those that decide little memory and without which the step takes no
+        longer, or hardly. The last line first: a line may need the ones above it."""
         lines, made = chosen.rules.splitlines(keepends=True), self.evaluation.planned(chosen.rules)
         rules = [line for line in lines if "->" not in line and not line.startswith("blocks ")]
         found, least, facts = chosen, _NOTICED * chosen.peak, self.facts
@@ -219,10 +213,10 @@ class Tuner:
             if size >= _MAY_BE_IDLE * chosen.peak:
                 continue
             other = self.evaluation.of("".join(each for each in found.rules.splitlines(keepends=True) if each != line))
-            if other is None or not self._fits(other, budget) or abs(other.step / found.step - 1) >= _NOTICED:
+            if other is None or not self._fits(other, budget) or other.step / found.step - 1 >= _NOTICED:
                 continue
-            changes = (getattr(other, name) - getattr(found, name) for name in ("peak", "saved", "offloaded"))
-            if max(map(abs, changes)) < least and other.price - found.price < _NOTICED * self.forward:
+            more = max(getattr(other, name) - getattr(found, name) for name in ("peak", "saved", "offloaded"))
+            if (more < least or other.price <= found.price) and other.price - found.price < _NOTICED * self.forward:
                 found = other
         return found
 
