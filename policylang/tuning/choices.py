@@ -347,7 +347,10 @@ class _Problem:
                 continue
             is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
             is_foreign = flags & Flag.SYMBOLIC or flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES
-            is_free = not self.times[owner] and (root != row or not facts.bytes[row])
+            is_view = root != row and not self.times[owner]
+            if is_view:
+                self.same_as[row] = root
+            is_free = is_view or not (self.times[owner] or facts.bytes[row])
             if is_tuple or is_foreign or is_free or root in held or facts.ops[root] != "call_function":
                 continue
             asked.append(row)

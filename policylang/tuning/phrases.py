@@ -125,7 +125,7 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
         if owners[row] != row or flags[row] & (Flag.SYMBOLIC | Flag.SEED):
             continue
         if capabilities.block_by_block and facts.targets[row] in DETACHES and facts.inputs[row]:
-            of[row] = of[facts.inputs[row][0]]  # it is decided as what it reads is
+            of[row] = of[owners[facts.inputs[row][0]]]  # it is decided as what it reads is
             continue
         block, path = block_of[row], facts.modules[row]
         module = shortened.get((block, path))

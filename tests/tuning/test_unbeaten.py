@@ -3,26 +3,34 @@ the search composes more than they come to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from random import Random
 from typing import Literal
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor, nn
 from torch.nn import functional
 
 import policylang
+from policylang.api.load import load, parse
 from policylang.api.planned_graphs import read_any
 from policylang.api.snapshot import facts_of
-from policylang.graph.facts import Facts
+from policylang.graph.facts import Facts, GraphKind
 from policylang.language.devices.reading import read_device
-from policylang.planning.capabilities import FLAT, JOINT, Capabilities
+from policylang.language.diagnostics import is_error
+from policylang.language.files import bundled_policies
+from policylang.language.syntax import Policy
+from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.planner import plan
 from policylang.simulation.node_times import node_times
 from policylang.tuning.candidates import stacks
-from policylang.tuning.evaluation import Budget
+from policylang.tuning.evaluation import Budget, Candidate, Tuned, candidate_of
 from policylang.tuning.phrases import value_classes
-from policylang.tuning.tuner import Tuner
+from policylang.tuning.tuner import Tuner, undominated
 
 
 class Attention(nn.Module):
@@ -137,3 +145,62 @@ def test_blocks_are_the_modules_that_repeat() -> None:
     }
     assert ("layer.1.convolution", "stages.2", True) in convolutions
     assert ("layer.1.convolution", "stages.2", False) in convolutions
+
+
+SELECTORS = (
+    *("everything", "matmul", "attention", "activation", "norm", "pointwise", "cast", "view", "reduction", "mm", "mul"),
+    *("add", "every 2nd matmul", "every 3rd matmul", "first matmul", "everything where crosses block"),
+    *("everything where bytes >= 4 MiB", "everything where crosses cut per 64 MiB"),
+)
+PLACES = ("", "in block", "outside block", "in first half of blocks", "in last 2 blocks", "in every 2nd block")
+
+
+def generated(random: Random) -> str:
+    """A policy as people write them: a ground, and up to five exceptions."""
+    lines = [f"{random.choice(('save', 'recompute'))} everything"]
+    for _ in range(random.randint(1, 5)):
+        line = f"optional {random.choice(('save', 'recompute'))} {random.choice(SELECTORS)}"
+        head, where, test = line.partition(" where ")
+        lines.append(" ".join(filter(None, (head, random.choice(PLACES)))) + where + test)
+    return "\n".join(lines) + "\n"
+
+
+def policies(count: int) -> Iterator[Policy]:
+    """The bundled ones, with what they leave open saved and recomputed, and generated ones."""
+    for each in bundled_policies():
+        for fate in ("save", "recompute"):
+            undecided = parse(f"undecided -> {fate}").undecided
+            yield evolve(load(each.name), undecided=undecided)
+    random = Random(1)
+    yield from (parse(generated(random)) for _ in range(count))
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "count"),
+    [
+        ("tutorial", JOINT, 20),
+        ("tutorial", EAGER, 20),
+        *(
+            pytest.param(name, path, 60, marks=pytest.mark.slow)
+            for name in ("tutorial", "vit", "gpt2", "t5", "resnet50", "mixtral", "fsdp")
+            for path in (None, EAGER)
+        ),
+    ],
+)
+def test_no_policy_that_comes_along_or_is_generated_beats_what_is_tuned_for_its_peak(
+    name: str, path: Capabilities | None, count: int
+) -> None:
+    facts = read_any(f"docs/graphs/{name}.graph")
+    path = path or (JOINT if facts.kind is GraphKind.JOINT else FLAT)
+    tuner = Tuner(facts, node_times(facts, read_device("h100-sxm")), path)
+    points: list[Candidate] = []
+    for policy in policies(count):
+        made = plan(policy, facts, path)
+        needs = saved_and_recomputed(made)
+        if not any(map(is_error, made.diagnostics)) and needs.final and not policy.offloads:
+            points.append(candidate_of("\n".join(each.text for each in policy.rules), made, needs, tuner.times))
+    assert len(points) >= count / 2
+    for each in undominated(points, lambda point: point.peak):
+        found = tuner.tuned(Budget("peak", each.peak))
+        assert isinstance(found, Tuned), each.rules
+        assert found.chosen.price <= each.price + 1e-6 * tuner.forward, each.rules
