@@ -245,7 +245,7 @@ def candidate_table(
     for number in usable:
         outside = zip(patterns[number].asked, classes, strict=True)
         beyond.setdefault(tuple(option for option, each in outside if not each.inside), number)
-    least = min(beyond.values(), key=lambda number: (int(patterns[number].saved[-1]), number), default=0)
+    by_bytes = sorted(beyond.values(), key=lambda number: (int(patterns[number].saved[-1]), number))
     again = [float(each.recompute.sum()) for each in patterns]
     ordered = sorted(again[number] for number in usable if not patterns[number].offloads)
     rank = [bisect_left(ordered, each) for each in again]
@@ -259,7 +259,7 @@ def candidate_table(
         near, copies = is_near(one, other), patterns[one].offloads or patterns[other].offloads
         if not near and (staged or copies):
             continue
-        arounds = dict.fromkeys((one, other, least))
+        arounds = dict.fromkeys((one, other, by_bytes[0], by_bytes[-1]))
         rows += [(one, other, other, around, number, 0) for number in range(1, blocks) for around in arounds]
         if not near or staged or copies:
             continue

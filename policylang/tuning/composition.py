@@ -307,7 +307,7 @@ class Composition:
         return SegmentProfile(rise, net, saved, again, asked, saves_outputs, leaving, returned, waits)
 
     def with_cheap_saved(self, pattern: Sequence[int]) -> tuple[int, ...]:
-        """The pattern with values saved that cost time and hardly any memory: on a flat graph the linear program
+        """The pattern with values saved that cost time and hardly any memory: on a flat graph the program
         assumes some values are free that the schedule recomputes."""
         decisions = self.decisions(pattern)
         needs, of, facts = backward_needs(self.facts, decisions), self.classes.of, self.facts
