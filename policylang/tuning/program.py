@@ -136,8 +136,10 @@ class Program:
 
 
 def bound_of(choices: Choices, limit: float) -> float:
-    """:meth:`Program.bound` of all single values."""
-    return Program(choices).bound(limit) if choices.rows else 0.0
+    """:meth:`Program.bound` of all single values, from the first node of branch and bound: cuts close most of the gap,
+    and no choice has to be found."""
+    program = Program(choices, mip_max_nodes=1, mip_heuristic_effort=0.0)
+    return program.bound(limit) if choices.rows else 0.0
 
 
 def whole_classes(
