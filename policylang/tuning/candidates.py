@@ -250,6 +250,8 @@ def candidate_table(
     ordered = sorted(again[number] for number in usable if not patterns[number].offloads)
     rank = [bisect_left(ordered, each) for each in again]
 
+    moved = [{at for at, option in enumerate(each.asked) if option == Option.OFFLOAD} for each in patterns]
+
     def is_near(one: int, other: int) -> bool:
         return abs(rank[one] - rank[other]) <= _NEAR
 
@@ -257,7 +259,8 @@ def candidate_table(
     rows += [(one, one, one, around, blocks, 0) for one in usable for around in beyond.values() if around != one]
     for one, other in permutations(usable if blocks > 1 else (), 2):
         near, copies = is_near(one, other), patterns[one].offloads or patterns[other].offloads
-        if not near and (staged or copies):
+        unlike = moved[one] and moved[other] and moved[one] != moved[other]
+        if unlike or (not near and (staged or copies)):
             continue
         arounds = dict.fromkeys((one, other, by_bytes[0], by_bytes[-1]))
         rows += [(one, other, other, around, number, 0) for number in range(1, blocks) for around in arounds]
