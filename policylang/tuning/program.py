@@ -115,7 +115,8 @@ class Program:
         return [columns for _, _, columns in found]
 
     def _at(self, time: float, size: float) -> tuple[float, float, tuple[int, ...]]:
-        columns = self._cheapest(time / max(time, size), size / max(time, size), inf) or ()
+        scale = max(time, size) or 1.0  # there may be nothing between two that are one
+        columns = self._cheapest(time / scale, size / scale, inf) or ()
         return float(self._sizes[[*columns]].sum()), float(self._costs[[*columns]].sum()), columns
 
     def _cheapest(self, time: float, size: float, limit: float) -> tuple[int, ...] | None:
