@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,24 +15,20 @@ from policylang.api.apply import TracedStep, trace_step
 from policylang.api.tune import read_or_raise, tuned_policy
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts, Flag, InputKind, Phase
+from policylang.graph.facts import Facts, Phase
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import format_quantity
 from policylang.planning.capabilities import PathName, capabilities_for
-from policylang.simulation.node_times import lacking, node_times, operator_name
+from policylang.simulation.node_times import lacking, node_times
 from policylang.tracing.configured import SIZES, Parts, StepSizes, built, read_configuration, sharded
 from policylang.tracing.step import problem
 from policylang.tracing.target_device import TargetDevice, target_device
 from policylang.tuning import budgets
-from policylang.tuning.evaluation import Besides, Budget, Evaluation, Infeasible
-from policylang.tuning.tuned_policy import TunedPolicy, fingerprint, tuned_text
+from policylang.tuning.evaluation import Besides, Budget, Choices, Evaluation
+from policylang.tuning.tuned_policy import TunedPolicy
 
 Progress = Callable[[str], None]
-GATHERED_AGAIN = "include <fsdp>\n"
-_SMALLEST = f"recompute everything in block\noptional save (topk, sort, argsort) in block\n{GATHERED_AGAIN}"
-"""What steers others has to be the same again."""
-_ROUNDS = 4
 _MOST_DOUBLINGS = 3
 _CAPABILITIES = {"a100": (8, 0), "b200": (10, 0)}
 
@@ -198,65 +193,25 @@ def _answer(label: str, sizes: StepSizes, cluster: Cluster, facts: Facts, graph:
 
 
 def _tuned(cluster: Cluster, facts: Facts, graph: str) -> TunedPolicy:
-    """Raises PolicyMatchError where nothing fits. Under eager FSDP2 gathers are FSDP's decision: the tuner is shown the
-    weights as if they were there, and its budget is less by what they take in the exact plan."""
-
-    def tuned(facts: Facts, limit: int) -> TunedPolicy:
-        return tuned_policy(
-            facts,
-            graph,
-            cluster.device,
-            Budget("peak", limit),
-            optimizer=cluster.optimizer,
-            reserve=cluster.reserve,
-            named=cluster.named,
-            offload=False,
-            path=cluster.path,
-            table=False,
-        )
-
-    there = weights_there(facts) if cluster.path == "eager" else None
-    if there is None:
-        return tuned(facts, cluster.peak)
-    evaluation, besides = _evaluated(cluster, facts)
-    others = sorted({operator_name(there.targets[row]) for row in there.forward if there.has(row, Flag.COLLECTIVE)})
-    room, refused = cluster.peak, PolicyMatchError(())
-    for _ in range(_ROUNDS):
-        try:
-            found = tuned(there, room)
-        except PolicyMatchError as error:
-            refused = error
-            break
-        rules = found.rules.rstrip("\n") + "\n"
-        exact = evaluation.of(rules + GATHERED_AGAIN)
-        if exact is None:
-            break
-        kept = evaluation.of(f"{rules}save {', '.join(others)} in block\n{GATHERED_AGAIN}") if others else None
-        if kept is not None and kept.price < exact.price and besides.on(kept.peak) <= cluster.peak:
-            exact = kept  # communication of the backward's own costs more than the tuner saw
-        if besides.on(exact.peak) <= cluster.peak:
-            tuned_again = evolve(
-                found.tuned,
-                budget=Budget("peak", cluster.peak),
-                chosen=exact,
-                less=None,
-                more=None,
-                table=(exact,),
-                forward=sum(evaluation.times.seconds[row] for row in facts.forward),
-            )
-            subject = evolve(found.subject, fingerprint=fingerprint(facts), nodes=len(facts))
-            return TunedPolicy(tuned_text(tuned_again, subject), tuned_again, subject)
-        room = min(cluster.peak - besides.on(exact.peak) + found.peak, round(0.98 * room))
-    smallest = evaluation.of(_SMALLEST)
-    if smallest is None:
-        raise refused
-    failed = Infeasible(Budget("peak", cluster.peak), besides, smallest)
-    raise PolicyMatchError(
-        [budgets.infeasible(failed, facts, evaluation.times, capabilities_for(facts.kind, cluster.path))]
+    """Raises PolicyMatchError where nothing fits."""
+    return tuned_policy(
+        facts,
+        graph,
+        cluster.device,
+        Budget("peak", cluster.peak),
+        optimizer=cluster.optimizer,
+        reserve=cluster.reserve,
+        named=cluster.named,
+        also=Choices(),
+        path=cluster.path,
+        table=False,
     )
 
 
-def _evaluated(cluster: Cluster, facts: Facts) -> tuple[Evaluation, Besides]:
+def _fits(facts: Facts, cluster: Cluster) -> bool:
+    """Some policy does: that which recomputes all, at least."""
+    from policylang.tuning.variants import SMALLEST
+
     times = node_times(facts, cluster.device)
     if missing := lacking(times):
         raise PolicyMatchError([missing])
@@ -264,29 +219,8 @@ def _evaluated(cluster: Cluster, facts: Facts) -> tuple[Evaluation, Besides]:
         optimizer=read_or_raise(budgets.read_optimizer(cluster.optimizer, facts)),
         reserve=read_or_raise(budgets.read_reserve(cluster.reserve)),
     )
-    return Evaluation(facts, times, capabilities_for(facts.kind, cluster.path)), besides
-
-
-def _fits(facts: Facts, cluster: Cluster) -> bool:
-    """Some policy does: that which recomputes all, at least."""
-    evaluation, besides = _evaluated(cluster, facts)
-    smallest = evaluation.of(_SMALLEST)
+    smallest = Evaluation(facts, times, capabilities_for(facts.kind, cluster.path)).of(SMALLEST)
     return smallest is not None and besides.on(smallest.peak) <= cluster.peak
-
-
-def weights_there(facts: Facts) -> Facts | None:
-    """The facts with gathered weights as views of their parameters; None where none is gathered."""
-    flags = array("i", facts.flags)
-    for row in facts.forward:
-        if "all_gather" not in facts.targets[row]:
-            continue
-        chain = [row]
-        while len(facts.inputs[chain[-1]]) == 1:
-            chain.append(facts.inputs[chain[-1]][0])
-        if facts.input_kinds[chain[-1]] == InputKind.PARAMETER:
-            for each in chain[:-1]:
-                flags[each] = flags[each] & ~Flag.COLLECTIVE | Flag.VIEW
-    return None if flags == array("i", facts.flags) else evolve(facts, flags=flags)
 
 
 # --- the same step at other sizes -----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from policylang.planning.capabilities import PLANNED, Capabilities, PathName, ca
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import NodeTimes, lacking, node_times
 from policylang.tuning import budgets
-from policylang.tuning.evaluation import Besides, Budget, Evaluation, Infeasible, Tuned
+from policylang.tuning.evaluation import Besides, Budget, Choices, Evaluation, Infeasible, Tuned
 from policylang.tuning.tuned_policy import TunedPolicy, TuningSubject, fingerprint, memory_of, tuned_text
 
 NO_SOLVER = "APL619"
@@ -42,6 +42,9 @@ def tune(
     optimizer: budgets.Size | None = None,
     reserve: budgets.Share = 0.0,
     offload: bool = False,
+    chunk: bool = True,
+    order: bool = True,
+    lossy: bool = False,
     path: PathName | None = None,
     table: bool = False,
 ) -> TunedPolicy:
@@ -57,6 +60,9 @@ def tune(
             ``"adamw"``, or a size. State has the dtype of its parameter; a parameter without a gradient has none.
         reserve: the share of the memory that is set aside for what the allocator wastes: ``"5%"``.
         offload: whether values may also be copied to the host.
+        chunk: whether the loss and the modules of blocks may be cut into slices, whose sums round otherwise.
+        order: whether collectives may be merged, and start earlier than they were traced.
+        lossy: whether values may also be kept in a narrower type.
         path: what will carry the policy out, as for :func:`policylang.check`.
         table: whether ``TunedPolicy.table`` is to cover the whole range of memory, which takes longer.
 
@@ -82,7 +88,7 @@ def tune(
         optimizer=optimizer,
         reserve=reserve,
         named=None if isinstance(device, DeviceProfile) else os.fspath(device),
-        offload=offload,
+        also=Choices(offload, chunk, order, lossy),
         path=path,
         table=table,
     )
@@ -98,7 +104,7 @@ def tuned_policy(
     reserve: budgets.Share,
     named: str | None,
     folder: Path = Path(),
-    offload: bool,
+    also: Choices,
     path: PathName | None,
     table: bool,
     progress: Callable[[str], None] | None = None,
@@ -120,19 +126,22 @@ def tuned_policy(
     problem = (
         budgets.unsuitable(facts, called)
         or budgets.decides_nothing(capabilities)
-        or (budgets.no_copies(capabilities) if offload else None)
-        or lacking(times, copies=offload)
+        or (budgets.no_copies(capabilities) if also.offload else None)
+        or lacking(times, copies=also.offload)
     )
     if problem is not None:
         raise (PolicyGraphError if problem.code == budgets.UNSUITABLE else PolicyMatchError)([problem])
     try:
-        from policylang.tuning.tuner import Tuner
+        from policylang.tuning.variants import Variants
     except ImportError as error:  # nothing but tuning needs the extra
         message = f"tuning a policy needs extra packages, and `{error.name}` is not installed"
         raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
     within = Budget("peak", inf) if budget is None else budget
-    tuner = Tuner(facts, times, capabilities, besides=besides, offload=offload, progress=progress)
-    found = tuner.tuned(within, table=table)
+    device_named = _in_a_policy(device, named, folder)
+    line = f"device {device_named}\n" if device_named else ""
+    found = Variants(facts, times, capabilities, within, besides, also, device_line=line, progress=progress).best(
+        table=table
+    )
     if isinstance(found, Infeasible):
         raise PolicyMatchError([budgets.infeasible(found, facts, times, capabilities)])
     state = optimizer.strip().lower() if isinstance(optimizer, str) else ""
@@ -142,14 +151,14 @@ def tuned_policy(
         nodes=len(facts),
         fingerprint=fingerprint(facts),
         device=times.device.name,
-        device_named=_in_a_policy(device, named, folder),
+        device_named=device_named,
         optimizer=state if state in budgets.STATES else "",
         path=path or "",
         priced_by_bytes=times.uncounted,
     )
     notes = [budgets.without_blocks(facts, called)]
     shown = found.table if budget is None else (found.chosen,)
-    if offload and any(each.recompute for each in shown) and not any(each.offloaded for each in shown):
+    if also.offload and any(each.recompute for each in shown) and not any(each.offloaded for each in shown):
         where = "on the trade-off" if budget is None else "the best within the budget"
         message = f"no policy that copies to the host is {where}: what is tuned saves and recomputes alone"
         help = "a faster link, or larger values in fewer operators, would be worth copying"
@@ -169,7 +178,7 @@ def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabili
     if not times.uncounted or found.budget.figure != "recompute time":
         return True
     made = Evaluation(facts, times, capabilities).planned(found.chosen.rules)
-    return made is not None and not uncounted_operators(facts, saved_and_recomputed(made).recomputed)
+    return made is not None and not uncounted_operators(made.facts, saved_and_recomputed(made).recomputed)
 
 
 def no_budget(device: DeviceProfile) -> Diagnostic:

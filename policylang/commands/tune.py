@@ -42,6 +42,10 @@ def tune_arguments(parser: argparse.ArgumentParser) -> None:
     help = "scale times and the reserve by a run that `policylang.watch` recorded"
     parser.add_argument("--measured", metavar="FILE", help=help)
     parser.add_argument("--offload", action="store_true", help="let values be copied to the host as well")
+    help = "do not cut the loss or an MLP into slices, whose sums round otherwise"
+    parser.add_argument("--no-chunk", dest="chunk", action="store_false", help=help)
+    parser.add_argument("--no-order", dest="order", action="store_false", help="leave collectives as they were traced")
+    parser.add_argument("--lossy", action="store_true", help="let values be kept in a narrower type as well")
     parser.add_argument("--table", action="store_true", help="print the whole trade-off, one policy per row")
     add_options(parser, "--path", "--no-project", "--import")
     add_form(parser, "json")
@@ -74,6 +78,7 @@ def tune(options: argparse.Namespace) -> Exit:
     from policylang.api.tune import no_budget, read_or_raise, tuned_policy
     from policylang.report.plan_comparison import account_text, trade_off_text, tuned_json
     from policylang.tuning.budgets import read_budget
+    from policylang.tuning.evaluation import Choices
 
     device = take_graph(options)
     if device is None:
@@ -100,7 +105,7 @@ def tune(options: argparse.Namespace) -> Exit:
                 reserve=options.reserve,
                 named=options.device,
                 folder=Path(options.output).parent if options.output else Path(),
-                offload=options.offload,
+                also=Choices(options.offload, options.chunk, options.order, options.lossy),
                 path=options.path,
                 table=options.table,
                 progress=progress,

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, forward_users, mask_of, members
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, forward_users, mask_of, members
 from policylang.operators.layouts import SPLITS
 from policylang.operators.names import CAT, GETITEM, is_all_gather
 
@@ -410,3 +410,27 @@ class Chains:
                 seen[row] = 1
                 row = step[row]
         return members(seen, range(len(seen)))
+
+
+def directions(facts: Facts) -> Sequence[int]:
+    """By node the number of its *direction*: 0 the first forward, then each backward and each further forward. A
+    forward or backward graph has one. Forward nodes traced within a backward are a separate direction only if they
+    multiply or communicate. Inputs and constants have direction 0, the output the last."""
+    found = array("i", bytes(4 * len(facts)))
+    if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
+        return found
+    phases, ops = facts.phases, facts.ops
+    starts, weighs = bytearray(len(facts)), False  # from a forward node, a product or a collective follows
+    for row in range(len(facts) - 1, -1, -1):
+        if phases[row] == Phase.BACKWARD:
+            weighs = False
+        elif phases[row] == Phase.FORWARD and ops[row] == "call_function":
+            weighs = weighs or bool(facts.flops[row] or facts.flags[row] & Flag.COLLECTIVE)
+            starts[row] = weighs
+    direction, now = 0, int(Phase.FORWARD)
+    for row, phase in enumerate(phases):
+        if ops[row] == "call_function" and phase != now and (phase == Phase.BACKWARD or starts[row]):
+            direction, now = direction + 1, phase
+        if ops[row] in ("call_function", "output"):
+            found[row] = direction
+    return found

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from attrs import define, field, frozen
 
+from policylang.graph.blocks import directions
 from policylang.graph.facts import Facts, Flag, Schedule, StepKind, returns_memory_of_input
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM, WAITS
@@ -392,9 +393,9 @@ class ExposedBound:
     """Seconds that every order of the same nodes exposes at least."""
 
     seconds: float
-    """The largest of the others: the bound that an order is compared with."""
+    """The largest of the others in each direction, added up: the bound that an order is compared with."""
     path: float
-    """The longest path less all computation."""
+    """The longest path of each direction less its computation."""
     streams: dict[str, float]
     """By stream, ``computation`` or ``group 0``, its work with heads and tails, less all computation."""
 
@@ -402,16 +403,22 @@ class ExposedBound:
 def exposed_bounds(facts: Facts, times: NodeTimes) -> ExposedBound:
     """Lower bounds of what any order exposes, for a graph each of whose calls runs once, from data flow and streams.
 
-    A step runs one node after the other, so what it exposes is how much longer it takes than all computation. It takes
-    no less than any of its streams: what runs on one runs one after the other, each node not before the longest path
-    that leads to it is over (its *head*), and then comes the longest path that follows it (its *tail*). With preemption
-    allowed, the node of the longest tail first is the best order of one stream (Jackson's preemptive schedule; Carlier,
-    "The one-machine sequencing problem", EJOR 1982), so its length is a bound. O((nodes + edges) + nodes log nodes)."""
-    jobs, longest = _jobs(facts, times)
-    computed = sum(length for _, length, _ in jobs.get("computation", ()))
-    ends = {stream: max(_preemptive(each) - computed, 0.0) for stream, each in sorted(jobs.items())}
-    path = max(longest - computed, 0.0)
-    return ExposedBound(max((path, *ends.values())), path, ends)
+    A step runs one node after the other, and its directions, forward and backward, one after the other, so what it
+    exposes is how much longer each of them takes than its computation. A direction takes no less than any of its
+    streams: what runs on one runs one after the other, each node not before the longest path that leads to it is over
+    (its *head*), and then comes the longest path that follows it (its *tail*). With preemption allowed, the node of the
+    longest tail first is the best order of one stream (Jackson's preemptive schedule; Carlier, "The one-machine
+    sequencing problem", EJOR 1982), so its length is a bound. O((nodes + edges) + nodes log nodes)."""
+    seconds = path = 0.0
+    streams: dict[str, float] = {}
+    for jobs, longest in _jobs(facts, times):
+        computed = sum(length for _, length, _ in jobs.get("computation", ()))
+        ends = {stream: max(_preemptive(each) - computed, 0.0) for stream, each in sorted(jobs.items())}
+        seconds += max((longest - computed, *ends.values(), 0.0))
+        path += max(longest - computed, 0.0)
+        for stream, end in ends.items():
+            streams[stream] = streams.get(stream, 0.0) + end
+    return ExposedBound(seconds, path, streams)
 
 
 def exposed_bound(facts: Facts, times: NodeTimes) -> float:
@@ -419,11 +426,18 @@ def exposed_bound(facts: Facts, times: NodeTimes) -> float:
     return exposed_bounds(facts, times).seconds
 
 
-def _jobs(facts: Facts, times: NodeTimes) -> tuple[dict[str, list[Job]], float]:
-    """The nodes that take time by stream, and the longest path."""
-    streams, seconds, inputs = streams_of(facts), times.seconds, facts.inputs
-    started, awaited = streams.started, streams.awaited
+def _jobs(facts: Facts, times: NodeTimes) -> list[tuple[dict[str, list[Job]], float]]:
+    """For each direction the nodes that take time by stream, and the longest path. A collective that its own direction
+    does not await, and another follows, may take its time there: it counts in none."""
+    streams, seconds, turns = streams_of(facts), list(times.seconds), directions(facts)
+    started = streams.started
     calls = [row for row, op in enumerate(facts.ops) if op == "call_function"]
+    inputs = {row: [each for each in facts.inputs[row] if turns[each] == turns[row]] for row in calls}
+    awaited = {row: [each for each in waits if turns[each] == turns[row]] for row, waits in streams.awaited.items()}
+    last, waited = max((turns[row] for row in calls), default=0), set(chain.from_iterable(awaited.values()))
+    for row in started:
+        if turns[row] != last and row not in waited:
+            seconds[row] = 0.0
     head, passed, over = [0.0] * len(facts), [0.0] * len(facts), [0.0] * len(facts)
     for row in calls:  # passed: when computation can continue past a node; over: when a collective can have ended
         begin = max((passed[each] for each in inputs[row]), default=0.0)
@@ -437,12 +451,17 @@ def _jobs(facts: Facts, times: NodeTimes) -> tuple[dict[str, list[Job]], float]:
             after[each] = max(after[each], whole[row])
         for each in awaited.get(row, ()):
             tail[each] = max(tail[each], whole[row]) if each < row else tail[each]
-    jobs: dict[str, list[Job]] = {}
+    found: dict[int, dict[str, list[Job]]] = {}
+    longest: dict[int, float] = {}
     for row in calls:
+        turn = turns[row]
+        longest[turn] = max(longest.get(turn, 0.0), head[row] + whole[row])
         if seconds[row]:
             follows = tail[row] if row in started else after[row]
-            jobs.setdefault(started.get(row, "computation"), []).append((head[row], seconds[row], follows))
-    return jobs, max((head[row] + whole[row] for row in calls), default=0.0)
+            found.setdefault(turn, {}).setdefault(started.get(row, "computation"), []).append(
+                (head[row], seconds[row], follows)
+            )
+    return [(found.get(turn, {}), longest[turn]) for turn in sorted(longest)]
 
 
 def _preemptive(jobs: list[Job]) -> float:

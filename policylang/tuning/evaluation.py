@@ -66,6 +66,16 @@ class Candidate:
 
 
 @frozen
+class Choices:
+    """What may be chosen beside saving and recomputing."""
+
+    offload: bool = False
+    chunk: bool = True
+    order: bool = True
+    lossy: bool = False
+
+
+@frozen
 class Besides:
     """Memory beside the graph: optimizer state and the reserve."""
 

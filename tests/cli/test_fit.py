@@ -14,12 +14,17 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
+<<<<<<< HEAD
 from policylang import backend
 from policylang.api.fit import Subject, _Traced, of_configuration, weights_there
+=======
+from policylang.api.fit import Subject, _Traced, of_configuration
+>>>>>>> e937d5d5 (A tuned policy orders collectives, cuts the loss and says FSDP's gathers; the bound of an order is per direction)
 from policylang.graph.snapshot import load
 from policylang.torch_compat.distributed import pretended_ranks
 from policylang.tracing.configured import StepSizes
 from policylang.tracing.target_device import TargetDevice
+from policylang.tuning.variants import weights_there
 
 CONFIGURATIONS = Path(__file__).parents[1] / "data" / "configurations"
 SMALL: dict[str, dict[str, Any]] = {

@@ -498,6 +498,31 @@ def test_the_bound_of_a_layer(seconds: dict[str, float], bound: float) -> None:
     assert exposed_bounds(facts, times).seconds == pytest.approx(bound)
 
 
+@pytest.mark.parametrize(("started", "bound"), [("forward", 5.0), ("backward", 12.0)])
+def test_the_bound_counts_forward_and_backward_apart(started: str, bound: float) -> None:
+    """What the backward computes hides nothing that the forward awaits. What the backward alone awaits may be sent
+    beside either."""
+    sent = {started: f"%h = {GATHER}(%v) collective group=tp:4 bytes=10"}
+    text = f"""
+        %w = parameter bytes=10
+        %v = parameter bytes=10
+        %g = {GATHER}(%w) collective group=dp:4 bytes=10
+        %gw = {STEP_TIME_WAIT}(%g) bytes=10
+        %y = aten.sin.default(%gw) bytes=10
+        {sent.get("forward", "")}
+        ---
+        %t = tangent bytes=10
+        {sent.get("backward", "")}
+        %hw = {STEP_TIME_WAIT}(%h) bytes=10
+        %b = aten.mul.Tensor(%t, %hw) bytes=10
+        output(%y, %b)
+    """
+    facts = facts_of(text)
+    seconds = {"g": 5.0, "h": 7.0, "y": 1.0, "b": 20.0}
+    times = NodeTimes(A_SECOND, [seconds.get(name, 0.0) for name in facts.names], {}, {})
+    assert exposed_bounds(facts, times).seconds == bound
+
+
 RING = (Network(bandwidth=10.0, latency=1.0),)
 SERVERS = (Network(4, 1e9), Network(bandwidth=1.0))
 

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
 
+from policylang.graph.blocks import directions
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, returns_memory_of_input
 from policylang.language.cancellation import check_cancelled
 from policylang.operators.names import GETITEM, HOST_COPIES, WAITS, is_unknown
@@ -116,7 +117,7 @@ class Segments:
     """Segment to the first node that computes in it, as traced."""
     last: Sequence[int]
     direction: Sequence[int]
-    """Segment to direction (:func:`~policylang.planning.order.dependencies.directions`)."""
+    """Segment to direction (:func:`~policylang.graph.blocks.directions`)."""
     block: Sequence[int]
     """Segment to block number."""
     uses: Sequence[int] = field(repr=False)
@@ -385,30 +386,6 @@ def _memory(facts: Facts) -> Sequence[int]:
 
 
 _FORWARD, _BACKWARD = int(Phase.FORWARD), int(Phase.BACKWARD)
-
-
-def directions(facts: Facts) -> Sequence[int]:
-    """By node the number of its *direction*: 0 the first forward, then each backward and each further forward. A
-    forward or backward graph has one. Forward nodes traced within a backward are a separate direction only if they
-    multiply or communicate. Inputs and constants have direction 0, the output the last."""
-    found = array("i", bytes(4 * len(facts)))
-    if facts.kind not in (GraphKind.JOINT, GraphKind.FLAT):
-        return found
-    phases, ops = facts.phases, facts.ops
-    starts, weighs = bytearray(len(facts)), False  # from a forward node, a product or a collective follows
-    for row in range(len(facts) - 1, -1, -1):
-        if phases[row] == _BACKWARD:
-            weighs = False
-        elif phases[row] == _FORWARD and ops[row] == "call_function":
-            weighs = weighs or bool(facts.flops[row] or facts.flags[row] & Flag.COLLECTIVE)
-            starts[row] = weighs
-    direction, now = 0, _FORWARD
-    for row, phase in enumerate(phases):
-        if ops[row] == "call_function" and phase != now and (phase == _BACKWARD or starts[row]):
-            direction, now = direction + 1, phase
-        if ops[row] in ("call_function", "output"):
-            found[row] = direction
-    return found
 
 
 _MULTI_OUTPUT_WAITS = WAITS | {GETITEM}

@@ -1,0 +1,349 @@
+"""What a tuned policy says beside its rules: ``chunk``, FSDP's words, narrower copies, and the order of collectives.
+
+The tuner decides what is saved and recomputed on a graph as traced. Here the same budget is tuned again under other
+conditions: on the graph as slices leave it, with gathered weights as FSDP keeps them, with collectives at a share of
+their time, since an order hides most of it. Lines are then written around the rules, and each text is planned and
+simulated as a whole. What is tuned without these lines is among the texts, so they never make a step longer.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from itertools import islice
+from math import inf
+
+from attrs import evolve, frozen
+
+from policylang.graph.blocks import blocks_of
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind
+from policylang.language.diagnostics import Diagnostic, Severity, Source
+from policylang.language.layout import format_source
+from policylang.language.loader import parse_policy
+from policylang.planning import refusals
+from policylang.planning.capabilities import Capabilities
+from policylang.planning.edits.statement_edits import plan_edits
+from policylang.planning.inspection.costly import costly_rules
+from policylang.planning.inspection.worth import slowing_edits
+from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.plan import Plan
+from policylang.planning.planner import plan
+from policylang.simulation.node_times import NodeTimes, node_times, operator_name
+from policylang.tuning.evaluation import (
+    Besides,
+    Budget,
+    Candidate,
+    Choices,
+    Infeasible,
+    Tuned,
+    candidate_of,
+    uncollected,
+)
+from policylang.tuning.tuned_policy import at_most
+from policylang.tuning.tuner import Tuner, undominated
+
+GATHERED_AGAIN = "include <fsdp>\n"
+SMALLEST = f"recompute everything in block\noptional save (topk, sort, argsort) in block\n{GATHERED_AGAIN}"
+"""What steers others has to be the same again."""
+_AHEAD = "prefetch (all_gather where from parameter) 1 block ahead\n"
+_BUCKETS = "include <fsdp_overlap>\n"
+_SLICES, _OF_MODULE = (8, 32), 4
+"""Numbers of slices that are tried, of the loss and of a module in each block."""
+_FORMS, _NARROWS = ("bfloat16", "float8_e4m3fn per row"), r" as (bfloat|float8)"
+_CHEAPER = ((0.1, 0.97), (0.1, 1.0), (1.0, 0.97))
+"""What collectives take, as a share of their time, and the share of the budget that rules are tuned for: who computes
+less may send more, and weights that are gathered ahead need memory."""
+_NODES = 10_000
+"""So many of them are tuned for as make so many nodes, in whole graphs; one at least."""
+_WORTH = 0.01
+"""The share of the step, or of the memory, that a line has to take off if it changes bits."""
+_EXPOSED = 0.002
+"""The share of the step that nothing is ordered for."""
+_ROUNDS = 4
+_MIB = 1 << 20
+
+
+@frozen
+class _Base:
+    """A graph that is tuned: as the lines ``before`` the rules leave it."""
+
+    before: str
+    tuner: Tuner
+    found: Tuned | Infeasible
+
+    @property
+    def best(self) -> Candidate:
+        return self.found.smallest if isinstance(self.found, Infeasible) else self.found.chosen
+
+
+class Variants:
+    """The policies for one budget, of one graph on one device."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        times: NodeTimes,
+        capabilities: Capabilities,
+        budget: Budget,
+        besides: Besides,
+        choices: Choices,
+        *,
+        device_line: str,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        """``device_line``: the statement that names the device; empty if a policy cannot name it."""
+        self.facts, self.times, self.capabilities = facts, times, capabilities
+        self.budget, self.besides, self.choices = budget, besides, choices
+        self.device_line, self._progress = device_line, progress
+        self._timed = budget.figure == "recompute time"
+        there = weights_there(facts) if capabilities.block_by_block else None
+        self._tuned_facts, self._by_fsdp = there or facts, there is not None
+        """In eager FSDP decides about gathers: the tuner is shown the weights as if they were there."""
+        self._known: dict[str, Candidate | None] = {}
+
+    def best(self, *, table: bool = False) -> Tuned | Infeasible:
+        """The policy of the shortest step within the budget; of the least memory within a budget of time."""
+        base = self._base("", table=table)
+        if self.budget.limit == inf:
+            return base.found
+        if self.choices.chunk and self.capabilities.rewrites and self.facts.kind in (GraphKind.FLAT, GraphKind.JOINT):
+            base = self._cut(base)
+        found = list(self._written(base))
+        if self.choices.order and self.capabilities.orders and not self._timed:
+            found += self._ordered(base, found)
+        ranked = sorted(dict.fromkeys(found), key=lambda each: (self._cost(each), self.memory(each), each.rules))
+        return self._answer(base, next(filter(self._is_clean, ranked), ranked[0] if ranked else None))
+
+    def memory(self, each: Candidate) -> int:
+        """The memory that the budget is about."""
+        return each.saved if self.budget.figure == "saved" else self.besides.on(each.peak)
+
+    def _cost(self, each: Candidate) -> float:
+        cost = self.memory(each) if self._timed else each.step
+        return cost * (1 + _WORTH) if re.search(_NARROWS, each.rules) else cost
+
+    def _fits(self, each: Candidate | None) -> bool:
+        return each is not None and (self._timed or self.memory(each) <= self.budget.limit)
+
+    def _say(self, what: str) -> None:
+        if self._progress is not None:
+            self._progress(what)
+
+    def _tuner(self, facts: Facts, collectives: float = 1.0) -> Tuner:
+        """``collectives``: what they take, as a share of their time."""
+        times = node_times(facts, self.times.device)
+        if collectives != 1:
+            each_takes = zip(times.seconds, facts.flags, strict=True)
+            seconds = [collectives * each if flag & Flag.COLLECTIVE else each for each, flag in each_takes]
+            times = evolve(times, seconds=seconds)
+        offload, progress = self.choices.offload, self._progress
+        return Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=progress)
+
+    def _base(self, before: str, *, table: bool = False) -> _Base:
+        facts = self._tuned_facts
+        if before:
+            policy = parse_policy(before).policy
+            assert policy is not None
+            _, facts = plan_edits(policy, facts, self.capabilities)
+        tuner = self._tuner(facts)
+        return _Base(before, tuner, tuner.tuned(self.budget, table=table))
+
+    def _answer(self, base: _Base, chosen: Candidate | None) -> Tuned | Infeasible:
+        """What was tuned on a base, with its lines, and ``chosen`` in place of what the tuner chose."""
+        found = base.found
+        if chosen is None:
+            smallest = self._exact(SMALLEST) if self._by_fsdp else None
+            smallest = smallest or evolve(base.best, rules=base.before + base.best.rules)
+            return Infeasible(self.budget, self.besides, smallest)
+        if isinstance(found, Infeasible) or self._by_fsdp:
+            forward = sum(self.times.seconds[row] for row in self.facts.forward)
+            return Tuned(self.budget, self.besides, chosen, None, None, (chosen,), None, forward)
+        less, more = (each and evolve(each, rules=base.before + each.rules) for each in (found.less, found.more))
+        table = [evolve(each, rules=base.before + each.rules) for each in found.table]
+        if chosen.rules == base.before + found.chosen.rules:
+            return evolve(found, chosen=chosen, less=less, more=more, table=tuple(table))
+        others = (each for each in table if each.rules != base.before + found.chosen.rules)
+        rows = undominated((*others, chosen), self.memory)
+        if chosen not in rows:
+            rows = sorted((*rows, chosen), key=self.memory)
+        return evolve(found, chosen=chosen, less=None, more=None, bound=None, table=tuple(rows))
+
+    # --- whole texts ---
+
+    def _planned(self, text: str) -> tuple[Plan | None, list[Diagnostic]]:
+        """The plan of a text, and what there is to say against it, notes aside."""
+        loaded, said = parse_policy(text), list[Diagnostic]()
+        made = None
+        if loaded.policy is not None:
+            made = plan(loaded.policy, self.facts, self.capabilities, device=self.times.device)
+            said = [each for each in made.diagnostics if each.code != refusals.STAYS_ON_DEVICE]
+        return made, [each for each in (*loaded.diagnostics, *said) if each.severity is not Severity.NOTE]
+
+    def _exact(self, text: str) -> Candidate | None:
+        """The candidate of a text, in canonical form; None if there is anything to say against it."""
+        formatted = format_source(Source("<tuned>", text)).text
+        if formatted is not None and formatted not in self._known:
+            with uncollected():
+                self._known[formatted] = self._evaluated(formatted)
+        return None if formatted is None else self._known[formatted]
+
+    def _evaluated(self, text: str) -> Candidate | None:
+        made, against = self._planned(text)
+        if against or made is None or made.times is None or made.step_time is None:
+            return None
+        needs = saved_and_recomputed(made)
+        if not needs.final:
+            return None
+        found, took = candidate_of(text, made, needs, made.times), made.step_time
+        return evolve(found, peak=made.peak.bytes, peak_at=made.peak.at, step=took.step, exposed=took.exposed)
+
+    def _is_clean(self, each: Candidate) -> bool:
+        """``check --deny warnings`` has nothing to say against it."""
+        made, _ = self._planned(each.rules)
+        assert made is not None
+        said = (*slowing_edits(made, self.capabilities), *costly_rules(made, self.capabilities))
+        return all(each.severity is Severity.NOTE for each in said)
+
+    def _written(self, base: _Base) -> Iterator[Candidate]:
+        """The texts without an order that fit."""
+        before, facts = base.before, base.tuner.facts
+        if self._by_fsdp:
+            sent = {operator_name(facts.targets[row]) for row in facts.forward if facts.has(row, Flag.COLLECTIVE)}
+            ends = [GATHERED_AGAIN]  # communication of the backward's own may cost more than the tuner saw
+            ends += [f"save {', '.join(sorted(sent))} in block\n{GATHERED_AGAIN}"] if sent else []
+            yield from self._within(base.tuner, lambda rules: [before + rules + end for end in ends])
+        elif not isinstance(base.found, Infeasible):
+            yield from filter(self._fits, [self._exact(before + base.best.rules)])
+        if self.choices.lossy and not self._timed:
+            for form in _FORMS:
+                self._say(f"tuning with copies in {form}")
+                yield from self._within(base.tuner, partial(self._narrowed, before, form))
+
+    def _within(self, tuner: Tuner, written: Callable[[str], list[str]]) -> Iterator[Candidate]:
+        """Texts that take more or less memory than the rules in them: tuned for as much as then fits."""
+        limit = room = int(self.budget.limit)
+        for _ in range(_ROUNDS):
+            found = tuner.tuned(evolve(self.budget, limit=room))
+            rules = found.smallest if isinstance(found, Infeasible) else found.chosen
+            exact = [each for each in map(self._exact, written(rules.rules.rstrip("\n") + "\n")) if each is not None]
+            yield from filter(self._fits, exact)
+            spare = limit - min(map(self.memory, exact), default=limit)
+            if not exact or isinstance(found, Infeasible) or (spare >= 0 and (self._by_fsdp or not rules.price)):
+                return
+            wanted = self.memory(rules) + spare
+            if spare >= 0 and wanted <= (1 + _WORTH) * room:
+                return
+            room = wanted if spare >= 0 else min(wanted, round(0.98 * room))
+
+    def _narrowed(self, before: str, form: str, rules: str) -> list[str]:
+        """The texts that narrow more and more of what the rules save: first the line that frees the most bytes for the
+        time of its conversions. What a narrower form does not make narrower has none."""
+        whole, lines = self._exact(before + rules), (before + rules).splitlines()
+        if whole is None:
+            return []
+
+        def text(narrow: Collection[int]) -> str:
+            return "".join(f"{each} as {form}\n" if at in narrow else f"{each}\n" for at, each in enumerate(lines))
+
+        worth: dict[int, float] = {}
+        for at, line in enumerate(lines):
+            if re.match(r"(override )?save ", line) and (one := self._exact(text([at]))) is not None:
+                worth[at] = (self.memory(whole) - self.memory(one)) / max(one.step - whole.step, 1e-9)
+        ranked = sorted(worth, key=lambda at: (-worth[at], at))
+        return [text(ranked[: count + 1]) for count in range(len(ranked))]
+
+    # --- slices ---
+
+    def _cut(self, base: _Base) -> _Base:
+        """The base, cut into slices where that frees memory, for as long as it pays."""
+        for line in self._chunks():
+            worst, infeasible = base.best, isinstance(base.found, Infeasible)
+            if not infeasible and not self._timed and worst.price <= _WORTH * worst.step:
+                break
+            kept = [each for each in base.before.splitlines(keepends=True) if each[:11] != line[:11]]
+            before = "".join(kept) + line
+            trial = self._exact(before + worst.rules)
+            if trial is None or self.memory(trial) > (1 - _WORTH) * self.memory(worst):
+                continue
+            self._say(f"tuning with `{line.strip()}`")
+            other = self._base(before)
+            cost = self.memory if infeasible else self._cost
+            if isinstance(other.found, Tuned) > (not infeasible) or (
+                isinstance(other.found, Tuned) is not infeasible and cost(other.best) < (1 - _WORTH) * cost(worst)
+            ):
+                base = other
+        return base
+
+    def _chunks(self) -> Iterator[str]:
+        """The lines that may lower a peak: of the loss, and of each module that multiplies and treats rows apart."""
+        yield from (f"chunk loss into {count}\n" for count in _SLICES)
+        facts, blocks = self.facts, blocks_of(self.facts, None)
+        products, mixes = Counter[str](), set[str]()
+        for row in facts.forward:
+            if (block := blocks.block_of[row]) >= 0:
+                child = facts.modules[row].removeprefix(f"{blocks.names[block]}.").partition(".")[0]
+                products[child] += facts.flops[row] > 0
+                if "attention" in facts.targets[row]:
+                    mixes.add(child)
+        for child, count in products.items():
+            if count > len(blocks.names) and child not in mixes and child.isidentifier():
+                yield f"chunk module {child} in block into {_OF_MODULE}\n"
+
+    # --- order ---
+
+    def _ordered(self, base: _Base, found: list[Candidate]) -> list[Candidate]:
+        """Texts with an order that fit. A text is left out if it computes for longer than another's whole step."""
+        if all(each.exposed <= _EXPOSED * each.step for each in found):
+            return []
+        facts, tried = base.tuner.facts, list(found)
+        tuners: dict[float, Tuner] = {1.0: base.tuner}
+        for price, share in islice(_CHEAPER, max(_NODES // len(facts), 1)):
+            self._say(f"tuning with collectives at {price:g} of their time")
+            tuner = tuners.get(price) or tuners.setdefault(price, self._tuner(facts, price))
+            tuned = tuner.tuned(evolve(self.budget, limit=share * self.budget.limit))
+            if isinstance(tuned, Tuned) and (made := self._exact(base.before + tuned.chosen.rules)) is not None:
+                tried.append(made)
+        self._say("ordering collectives")
+        ordered = list[Candidate]()
+        least = min((each.step for each in tried if self._fits(each)), default=inf)
+        for each in sorted(dict.fromkeys(tried), key=lambda each: each.step - each.exposed):
+            if each.step - each.exposed < least:
+                ordered += self._orders(each, ("", _AHEAD))
+                least = min((each.step for each in ordered), default=least)
+        if ordered:
+            best = min(ordered, key=lambda each: each.step)
+            rules = next(each for each in tried if best.rules.startswith(each.rules))
+            ordered += self._orders(rules, (_BUCKETS,))
+        return ordered
+
+    def _orders(self, each: Candidate, lines: tuple[str, ...]) -> Iterator[Candidate]:
+        """A text with lines that order its collectives, and with ``overlap`` below them in what the budget leaves."""
+        within = "5%"
+        if self.budget.figure == "peak":
+            limit = int(self.budget.limit * (1 - self.besides.reserve)) - self.besides.optimizer
+            within = at_most(max(limit - each.peak, _MIB), 0)
+        overlap = f"{self.device_line}overlap collective within {within} of peak\n" if self.device_line else ""
+        for line in lines:
+            made = self._exact(f"{each.rules}\n{line}") if line else each
+            if made is not None and line and self._fits(made):
+                yield made
+            if overlap and made is not None and self._fits(made):
+                yield from filter(self._fits, [self._exact(f"{each.rules}\n{line}{overlap}")])
+
+
+def weights_there(facts: Facts) -> Facts | None:
+    """The facts with gathered weights as views of their parameters; None where none is gathered."""
+    flags = array("i", facts.flags)
+    for row in facts.forward:
+        if "all_gather" not in facts.targets[row]:
+            continue
+        chain = [row]
+        while len(facts.inputs[chain[-1]]) == 1:
+            chain.append(facts.inputs[chain[-1]][0])
+        if facts.input_kinds[chain[-1]] == InputKind.PARAMETER:
+            for each in chain[:-1]:
+                flags[each] = flags[each] & ~Flag.COLLECTIVE | Flag.VIEW
+    return None if flags == array("i", facts.flags) else evolve(facts, flags=flags)

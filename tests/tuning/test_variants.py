@@ -1,0 +1,126 @@
+"""What a tuned policy says beside its rules: slices, narrower copies, FSDP's gathers and the order of collectives."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+
+from policylang.api.load import load_device, parse
+from policylang.api.planned_graphs import on_graph
+from policylang.api.tune import tune
+from policylang.errors import PolicyMatchError
+from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.snapshot import load
+from policylang.language.diagnostics import Severity
+from policylang.planning.capabilities import PathName, capabilities_for
+from policylang.planning.planner import plan
+from policylang.tuning.tuned_policy import TunedPolicy
+from tests.support.textgraph import facts_of
+from tests.support.tuned import tuned_graph
+
+GRAPHS = Path(__file__).parents[2] / "docs" / "graphs"
+DEVICE = "h100-sxm"
+GATHER = "_c10d_functional.all_gather_into_tensor.default"
+GIB = 1 << 30
+
+
+def planned(text: str, facts: Facts, path: PathName | None = None) -> tuple[int, float]:
+    """Bytes at the peak, and seconds of the step."""
+    made = plan(parse(text), facts, capabilities_for(facts.kind, path), device=load_device(DEVICE))
+    assert made.step_time is not None
+    assert all(each.status == "held" for each in made.expectations)
+    return made.peak.bytes, made.step_time.step
+
+
+def assert_holds(tuned: TunedPolicy, facts: Facts, path: PathName | None = None) -> None:
+    """The text is clean under ``--deny warnings``, within its budget, and takes what it says."""
+    _, said = on_graph(parse(tuned.text), {"": facts}, path, one_model=False, device=load_device(DEVICE))
+    assert [each for each in said if each.severity is not Severity.NOTE] == []
+    assert planned(tuned.text, facts, path) == (tuned.graph_peak, tuned.tuned.chosen.step)
+    assert tuned.tuned.besides.on(tuned.graph_peak) <= tuned.tuned.budget.limit
+    assert tuned.tuned.chosen in tuned.table
+
+
+def sharded_graph(flops: str = "flops=64000000000") -> Facts:
+    """A small stack of layers whose first weight is gathered among eight ranks of one host; ``flops`` of a product."""
+    at = "bytes=8388608 shape=1024x4096 dtype=bfloat16"
+    lines = list[str]()
+    for line in tuned_graph().splitlines():
+        found = re.match(r"%w(\d+) = parameter", line)
+        if found:
+            lines.append(f"%s{found[1]} = parameter bytes=1048576 shape=128x4096 dtype=bfloat16")
+            continue
+        norm = re.match(r"\s*%norm(\d+) = ", line)
+        if norm:
+            n, module = norm[1], f"layers.{norm[1]}.up"
+            gather = f"{GATHER}(%s{n}) {module} collective group=dp:8 {at}"
+            lines += [f"%a{n} = {gather}", f"%w{n} = _c10d_functional.wait_tensor.default(%a{n}) {module} {at}"]
+        lines.append(line)
+    return facts_of("\n".join(lines).replace("flops=64000000000", flops), GraphKind.JOINT)
+
+
+def test_collectives_are_ordered_in_what_the_budget_leaves() -> None:
+    facts = sharded_graph()
+    ordered, traced = (tune(facts, peak="560 MiB", device=DEVICE, order=order) for order in (True, False))
+    assert_holds(ordered, facts)
+    assert "overlap collective within " in ordered.text
+    assert f"device {DEVICE}\n" in ordered.text
+    assert ordered.tuned.chosen.step < traced.tuned.chosen.step
+    assert "overlap" not in traced.text
+    assert ordered.text == tune(facts, peak="560 MiB", device=DEVICE).text
+
+
+def test_an_order_needs_a_path_that_carries_it_out_and_a_step_to_shorten() -> None:
+    facts = sharded_graph()
+    assert "overlap" not in tune(facts, recompute_time="5%", device=DEVICE).text
+    assert "overlap" not in tune(facts, peak="2 GiB", device=DEVICE, path="eager").text
+    assert "overlap collective within 5% of peak" in tune(facts, saved="300 MiB", device=DEVICE).text
+    unnamed = attrs.evolve(load_device(DEVICE), name="of our own")
+    assert "overlap" not in tune(facts, peak="560 MiB", device=unnamed).text
+
+
+def test_values_are_narrowed_where_that_is_asked_for() -> None:
+    facts = sharded_graph("flops=640000000000")
+    plain, lossy = (tune(facts, peak="400 MiB", device=DEVICE, lossy=lossy) for lossy in (False, True))
+    assert_holds(lossy, facts)
+    assert " as " not in plain.rules
+    assert " as float8_e4m3fn per row" in lossy.rules
+    assert lossy.tuned.chosen.step < plain.tuned.chosen.step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [None, "eager"])
+def test_a_sharded_step(path: PathName | None) -> None:
+    """Tuned and ordered together it is never longer than tuned first and ordered after; in eager FSDP gathers."""
+    facts = load(GRAPHS / "fsdp.graph")
+    found = tune(facts, peak="18 GiB", device=DEVICE, path=path, chunk=False)
+    assert_holds(found, facts, path)
+    if path == "eager":
+        assert found.rules.endswith("include <fsdp>\n")
+        return
+    first = tune(facts, peak="18 GiB", device=DEVICE, order=False, chunk=False)
+    left = (18 * GIB - first.graph_peak) >> 20
+    after = f"{first.rules}device {DEVICE}\noptional overlap collective within {left} MiB of peak\n"
+    peak, step = planned(after, facts)
+    assert peak <= 18 * GIB
+    assert found.tuned.chosen.step <= step < first.tuned.chosen.step
+
+
+@pytest.mark.slow
+def test_logits_are_cut_where_they_do_not_fit_or_where_that_pays() -> None:
+    facts = load(GRAPHS / "gpt2.graph")
+    cut, whole = (tune(facts, peak="5.1 GiB", device=DEVICE, chunk=chunk) for chunk in (True, False))
+    assert_holds(cut, facts)
+    assert "chunk loss into 8\n" in cut.rules
+    assert cut.tuned.chosen.step < 0.9 * whole.tuned.chosen.step
+    with pytest.raises(PolicyMatchError):
+        tune(facts, peak="2 GiB", device=DEVICE, chunk=False)
+    assert_holds(tune(facts, peak="2 GiB", device=DEVICE), facts)
+    with pytest.raises(PolicyMatchError, match="the smallest is"):
+        tune(facts, peak="0.5 GiB", device=DEVICE)
+    least = tune(facts, recompute_time="5%", device=DEVICE)
+    assert "chunk loss into" in least.rules
+    assert "overlap" not in tune(facts, peak="64 GiB", device=DEVICE).rules
