@@ -169,7 +169,10 @@ class Variants:
         rows = undominated((*others, chosen), self.memory)
         if chosen not in rows:
             rows = sorted((*rows, chosen), key=self.memory)
-        return evolve(found, chosen=chosen, less=None, more=None, bound=None, table=tuple(rows))
+        bound = (
+            found.bound if chosen.saved == found.chosen.saved and chosen.recompute == found.chosen.recompute else None
+        )
+        return evolve(found, chosen=chosen, less=None, more=None, bound=bound, table=tuple(rows))
 
     # --- whole texts ---
 
@@ -325,13 +328,16 @@ class Variants:
         if self.budget.figure == "peak":
             limit = int(self.budget.limit * (1 - self.besides.reserve)) - self.besides.optimizer
             within = at_most(max(limit - each.peak, _MIB), 0)
-        overlap = f"{self.device_line}overlap collective within {within} of peak\n" if self.device_line else ""
+        overlap = f"overlap collective within {within} of peak\n" if self.device_line else ""
+        rules = f"{each.rules}\n{self.device_line}"
         for line in lines:
-            made = self._exact(f"{each.rules}\n{line}") if line else each
-            if made is not None and line and self._fits(made):
-                yield made
-            if overlap and made is not None and self._fits(made):
-                yield from filter(self._fits, [self._exact(f"{each.rules}\n{line}{overlap}")])
+            made = self._exact(rules + line) if line else each
+            if made is None or not self._fits(made):
+                continue
+            yield from [made] if line else []
+            both = self._exact(rules + line + overlap) if overlap else None
+            if both is not None and self._fits(both):
+                yield both
 
 
 def weights_there(facts: Facts) -> Facts | None:

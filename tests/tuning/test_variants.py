@@ -7,17 +7,23 @@ from pathlib import Path
 
 import attrs
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
+from policylang import report, trace_step
 from policylang.api.load import load_device, parse
 from policylang.api.planned_graphs import on_graph
 from policylang.api.tune import tune
 from policylang.errors import PolicyMatchError
+from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import load
 from policylang.language.diagnostics import Severity
 from policylang.planning.capabilities import PathName, capabilities_for
 from policylang.planning.planner import plan
 from policylang.tuning.tuned_policy import TunedPolicy
+from tests.support.measured import measured_flat
 from tests.support.textgraph import facts_of
 from tests.support.tuned import tuned_graph
 
@@ -89,6 +95,24 @@ def test_values_are_narrowed_where_that_is_asked_for() -> None:
     assert " as " not in plain.rules
     assert " as float8_e4m3fn per row" in lossy.rules
     assert lossy.tuned.chosen.step < plain.tuned.chosen.step
+
+
+def test_a_step_whose_loss_is_cut_gives_the_gradients_and_takes_what_is_planned() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4096, bias=False))
+    batch = torch.randn(512, 64), torch.randint(4096, (512,))
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(model(x), labels)
+
+    plain, step = (trace_step(model, loss, *batch) for _ in range(2))
+    tuned = tune(collect(step.gm), peak="16 MiB", device=DEVICE)
+    assert "chunk loss into " in tuned.text
+    step.apply(parse(tuned.text))
+    assert report(step.gm).audit.agrees
+    for ours, theirs in zip(step(*batch)[1].values(), plain(*batch)[1].values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+    assert measured_flat(step.gm) <= tuned.graph_peak <= 16 << 20 < measured_flat(plain.gm)
 
 
 @pytest.mark.slow
