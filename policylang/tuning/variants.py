@@ -268,7 +268,7 @@ class Variants:
                 break
             kept = [each for each in base.before.splitlines(keepends=True) if each[:11] != line[:11]]
             before = "".join(kept) + line
-            trial = self._exact(before + worst.rules)
+            trial = self._exact(self._allowed(before + worst.rules))
             if trial is None or self.memory(trial) > (1 - _WORTH) * self.memory(worst):
                 continue
             self._say(f"tuning with `{line.strip()}`")
@@ -279,6 +279,12 @@ class Variants:
             ):
                 base = other
         return base
+
+    def _allowed(self, text: str) -> str:
+        """A text without the lines that there is something to say against, such as rules for what slices replace."""
+        _, against = self._planned(text)
+        at_fault = {each.span.line for each in against if each.span is not None}
+        return "".join(line for at, line in enumerate(text.splitlines(keepends=True), 1) if at not in at_fault)
 
     def _chunks(self) -> Iterator[str]:
         """The lines that may lower a peak: of the loss, and of each module that multiplies and treats rows apart."""
