@@ -14,12 +14,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
-<<<<<<< HEAD
 from policylang import backend
-from policylang.api.fit import Subject, _Traced, of_configuration, weights_there
-=======
 from policylang.api.fit import Subject, _Traced, of_configuration
->>>>>>> e937d5d5 (A tuned policy orders collectives, cuts the loss and says FSDP's gathers; the bound of an order is per direction)
 from policylang.graph.snapshot import load
 from policylang.torch_compat.distributed import pretended_ranks
 from policylang.tracing.configured import StepSizes
@@ -37,7 +33,7 @@ FULL = {
     "llama": "--seq 8192 --mesh fsdp=4,tp=2",
     "qwen3": "--seq 4096 --gpus 4",
     "gemma2": "--seq 4096 --gpus 8",
-    "gpt2": "--seq 1024 --batch 8 --gpus 2",
+    "gpt2": "--seq 1024 --batch 8 --gpus 8 --path joint --peak 3GiB",
     "mixtral": "--seq 4096 --gpus 64",
     "qwen3_moe": "--seq 4096 --gpus 64",
     "vit": "--batch 64",
