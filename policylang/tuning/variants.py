@@ -106,12 +106,18 @@ class Variants:
 
     def best(self, *, table: bool = False) -> Tuned | Infeasible:
         """The policy of the shortest step within the budget; of the least memory within a budget of time."""
-        base = self._base("", table=table)
+        plain = base = self._base("", table=table)
         if self.budget.limit == inf:
-            return base.found
+            return plain.found
         if self.choices.chunk and self.capabilities.rewrites and self.facts.kind in (GraphKind.FLAT, GraphKind.JOINT):
-            base = self._cut(base)
+            base = self._cut(plain)
         found = list(self._written(base))
+        if (
+            base is not plain
+            and isinstance(plain.found, Tuned)
+            and (whole := self._exact(plain.best.rules)) is not None
+        ):
+            found.append(whole)  # an order may hide what slices spare
         if self.choices.order and self.capabilities.orders and not self._timed:
             found += self._ordered(base, found)
         ranked = sorted(dict.fromkeys(found), key=lambda each: (self._cost(each), self.memory(each), each.rules))
