@@ -125,7 +125,7 @@ module.exports = grammar({
       $.parenthesized,
     ),
     // Words that open a statement, and are names wherever a name can stand.
-    _soft: $ => choice(...['device', 'bucket', 'prefetch', 'delay', 'overlap', 'keep', 'chunk'].map(word => alias(word, $.identifier))),
+    _soft: $ => choice(...['device', 'bucket', 'prefetch', 'delay', 'overlap', 'keep', 'chunk', 'schedule'].map(word => alias(word, $.identifier))),
     parenthesized: $ => seq('(', $._selector, ')'),
 
     _filter: $ => choice($.place, $.where, $.chain_of, $.per, $.from),

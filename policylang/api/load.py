@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
-from policylang.errors import PolicyMeaningError, PolicySyntaxError, PolicyWarning
+from policylang.errors import PolicyGraphError, PolicyMeaningError, PolicySyntaxError, PolicyWarning
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, kind_of, one_of, place_of, read_device, tables_of
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose, is_syntax, left_out, removed
@@ -25,9 +25,10 @@ from policylang.language.layout import format_source, line_end_of
 from policylang.language.loader import Loaded, load_policy, load_source, parse_policy
 from policylang.language.names import SELDOM_IN_GRAPHS
 from policylang.language.operators import OperatorTable
-from policylang.language.shown import shortened
+from policylang.language.selectors import selectors_of, with_lets
+from policylang.language.shown import counted, shortened
 from policylang.language.statements import format_policy
-from policylang.language.syntax import Chunk, Policy
+from policylang.language.syntax import Chunk, InBlock, Pipeline, Policy, Statement
 from policylang.planning.capabilities import PLANNED
 from policylang.report.diagnostics import CheckResult, render_text
 
@@ -77,17 +78,61 @@ PolicyLike = Policy | str | os.PathLike[str]
 """A policy, or the path of one."""
 
 
-def load(path: str | os.PathLike[str], *, graph: GraphLike | None = None, device: DeviceLike | None = None) -> Policy:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    graph: GraphLike | None = None,
+    device: DeviceLike | None = None,
+    stage: int | None = None,
+) -> Policy:
     """Load a policy file, or a bundled policy by its bare name.
 
     ``graph`` is a graph of the model, as :func:`policylang.check` takes it: operators that it calls are known, even
     without the library that defines them. ``device`` overrides the policy's ``device`` line: a name or path as for
-    :func:`policylang.load_device`, or what that returned.
+    :func:`policylang.load_device`, or what that returned. ``stage``: the policy is for this stage of its pipeline,
+    numbered from 0, and not for the whole model.
 
     Raises :class:`PolicySyntaxError` if the text cannot be parsed, :class:`PolicyMeaningError` if a name, a file or a
     figure in it is wrong. Both carry every diagnostic. Warns with :class:`PolicyWarning`.
     """
-    return on_device(_policy(load_policy(path, operators=operators_at_hand(met=_operators_of(graph)))), device)
+    made = _policy(load_policy(path, operators=operators_at_hand(met=_operators_of(graph))))
+    return staged(on_device(made, device), stage)
+
+
+def staged(policy: Policy, stage: int | None) -> Policy:
+    """The policy for one stage of its pipeline, numbered from 0, where lines about other stages match nothing; as it is
+    without. Raises ``PolicyGraphError`` where
+    the policy has no `schedule` line, or fewer stages."""
+    if stage is None:
+        return policy
+    pipeline = policy.pipeline
+    if pipeline is None or not 0 <= stage < pipeline.stages:
+        has = "no `schedule` line" if pipeline is None else counted(pipeline.stages, "stage")
+        help = "write such as `schedule 1f1b into 4 stages of 16 microbatches`; stages are numbered from 0"
+        raise PolicyGraphError([diagnose("APL657", f"the policy has {has}, and this is stage {stage}", help=help)])
+    from policylang.planning.selection.selectors import chosen_blocks
+
+    def elsewhere(statement: Statement) -> bool:
+        """It is about other stages alone, and matches nothing in this one."""
+        for part in with_lets(policy, *selectors_of([statement])):
+            if not isinstance(part, InBlock) or part.which.of != "stage":
+                continue
+            if chosen_blocks(part.which, pipeline.stages)[stage] is part.outside:
+                return True
+        return False
+
+    def here(line: Any) -> Any:
+        return evolve(line, optional=True) if elsewhere(line) else line
+
+    policy = evolve(
+        policy,
+        pipeline=evolve(pipeline, stage=stage),
+        rules=tuple(map(here, policy.rules)),
+        rewrites=tuple(map(here, policy.rewrites)),
+        scheduling=tuple(map(here, policy.scheduling)),
+        expectations=tuple(each for each in policy.expectations if not elsewhere(each)),
+    )
+    return evolve(policy, canonical=format_policy(policy))
 
 
 def policy_of(given: PolicyLike, device: DeviceLike | None = None) -> Policy:
@@ -96,11 +141,16 @@ def policy_of(given: PolicyLike, device: DeviceLike | None = None) -> Policy:
 
 
 def parse(
-    text: str, *, name: str = "<policy>", graph: GraphLike | None = None, device: DeviceLike | None = None
+    text: str,
+    *,
+    name: str = "<policy>",
+    graph: GraphLike | None = None,
+    device: DeviceLike | None = None,
+    stage: int | None = None,
 ) -> Policy:
     """Load a policy from its text; raises and warns as :func:`load` does. Reports call the text ``name``."""
     made = _policy(parse_policy(text, name=name, operators=operators_at_hand(met=_operators_of(graph))))
-    return on_device(made, device)
+    return staged(on_device(made, device), stage)
 
 
 def operators_at_hand(met: Collection[str] = ()) -> OperatorTable:
@@ -342,6 +392,7 @@ def check(
     one_model: bool = False,
     device: DeviceLike | None = None,
     lossless: bool = False,
+    pipeline: Pipeline | None = None,
 ) -> CheckResult:
     """Check policy files, or bundled policies by their bare names. A folder means every ``.apl`` file below it.
 
@@ -360,6 +411,7 @@ def check(
     ``Source`` is a text in memory. A ``Policy`` was checked when it was loaded: only errors on the graphs are reported.
 
         lossless: a line after which the backward computes with other bits than the forward made is an error.
+        pipeline: in place of that of a policy's ``schedule`` line; graphs are of the whole model.
 
     A mistake in a policy or a graph, or a missing file, is a diagnostic: it never raises for them.
     """
@@ -390,7 +442,7 @@ def check(
         of_file = [said for said in loaded.diagnostics if not (graphs and said.code == SELDOM_IN_GRAPHS)]
         made: tuple[Plan, ...] = ()
         if loaded.policy is not None and graphs:
-            made, more = on_graph(loaded.policy, graphs, path, one_model=one_model, device=profile)
+            made, more = on_graph(loaded.policy, graphs, path, one_model=one_model, device=profile, pipeline=pipeline)
             plans += made
             of_file += more
         of_file += _lossy(loaded.policy if lossless else None, made or None)

@@ -15,12 +15,15 @@ from policylang.graph.textual import GraphBuilder, read_graph
 from policylang.graph.traced_device import kernel_findings
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, Source, bounded, diagnose, heeded, is_error, one_cause
-from policylang.language.syntax import ExpectTotal, Policy
+from policylang.language.shown import counted
+from policylang.language.statements import format_policy
+from policylang.language.syntax import ExpectTotal, Pipeline, Policy
 from policylang.planning import statement_errors
 from policylang.planning.capabilities import PathName, capabilities_for, path_entry
 from policylang.planning.decisions.rule_warnings import conflicts
 from policylang.planning.inspection.costly import costly_rules
 from policylang.planning.inspection.worth import slowing_edits
+from policylang.planning.pipelines import NO_PIPELINE
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.refusals import PATH_CANNOT
@@ -105,11 +108,41 @@ def on_graph(
     *,
     one_model: bool,
     device: DeviceProfile | None = None,
+    pipeline: Pipeline | None = None,
 ) -> tuple[tuple[Plan, ...], tuple[Diagnostic, ...]]:
+    made = scheduled(policy, pipeline)
+    if isinstance(made, Diagnostic):
+        return (), (made,)
+    policy = made
     able = [capabilities_for(facts.kind, path) for facts in graphs.values()]
     plans = tuple(plan(policy, facts, each, device=device) for facts, each in zip(graphs.values(), able, strict=True))
     weighed = [heeded((*slowing_edits(*each), *costly_rules(*each))) for each in zip(plans, able, strict=True)]
     return plans, bounded(tuple(_diagnostics(policy, list(graphs), plans, weighed, one_model)))
+
+
+def scheduled(policy: Policy, pipeline: Pipeline | None = None) -> Policy | Diagnostic:
+    """The policy with the order of its pipeline's steps, as torch has it, to be planned on a whole model; the error
+    where the schedule does not take these numbers. ``pipeline`` takes the place of the policy's."""
+    pipeline = pipeline or policy.pipeline
+    if pipeline is None or pipeline.known:
+        return policy
+    span = pipeline.span if pipeline.span.source.text else None
+    try:
+        from policylang.torch_compat.distributed import pipeline_order
+
+        order = pipeline_order(pipeline.schedule, pipeline.stages, pipeline.microbatches)
+    except (ImportError, AttributeError) as error:
+        message = f"the order of `{pipeline.schedule}` is torch's, and this torch does not tell it: {error}"
+        return diagnose(NO_PIPELINE, message, span, help="install torch 2.13 or newer")
+    except (ValueError, AssertionError) as error:
+        numbers = (
+            f"{counted(pipeline.stages, 'stage')} of {counted(pipeline.microbatches, 'microbatch', 'microbatches')}"
+        )
+        said = " ".join(str(error).split())
+        message = f"`{pipeline.schedule}` does not take {numbers}: {said[:1].lower()}{said[1:].rstrip('.')}"
+        return diagnose(NO_PIPELINE, message, span, help="choose other numbers of stages and microbatches")
+    policy = evolve(policy, pipeline=evolve(pipeline, order=order))
+    return evolve(policy, canonical=format_policy(policy))
 
 
 def refused_of_any_graph(policy: Policy, path: PathName) -> tuple[Diagnostic, ...]:

@@ -28,7 +28,8 @@ from policylang.language.diagnostics import Diagnostic, Related, Source, Span, d
 from policylang.language.files import MAX_FILE, reason_of, source_of
 from policylang.language.loader import load_policy, load_source
 from policylang.language.shown import joined
-from policylang.language.syntax import Policy
+from policylang.language.statements import SCHEDULES
+from policylang.language.syntax import Pipeline, Policy
 from policylang.planning.capabilities import PATHS, PLANNED, capabilities_for
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import RENDERERS, CheckResult, render_text
@@ -68,6 +69,38 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "take nothing from `[tool.policylang]` of the pyproject.toml in the current folder or above it",
     },
 }
+
+
+def add_pipeline(parser: argparse.ArgumentParser) -> None:
+    """The options that say in which pipeline the model runs, in place of the policy's `schedule` line."""
+    help = "plan the model as a pipeline with this schedule of torch's"
+    parser.add_argument("--schedule", choices=SCHEDULES, help=help)
+    help = "its number of stages, or the first block of each: 0,6,14,22"
+    parser.add_argument("--stages", metavar="N|FIRST,…", help=help)
+    parser.add_argument("--microbatches", metavar="M", type=int, help="the microbatches of a step")
+
+
+def pipeline_of(options: argparse.Namespace) -> Pipeline | None:
+    """The pipeline that the options name; None without any. Raises ``UsageError`` where they are not whole."""
+    given = (options.schedule, options.stages, options.microbatches)
+    if given == (None, None, None):
+        return None
+    if None in given:
+        raise UsageError(
+            "a pipeline needs `--schedule`, `--stages` and `--microbatches`",
+            "such as `--schedule 1f1b --stages 4 --microbatches 16`",
+        )
+    parts = options.stages.split(",")
+    numbers = [int(each) for each in parts if each.strip().isdecimal()]
+    firsts = tuple(numbers) if len(parts) > 1 else ()
+    stages = len(firsts) or (numbers[0] if numbers else 0)
+    if len(numbers) < len(parts) or not stages or options.microbatches < 1 or [*firsts] != sorted({*firsts}):
+        raise UsageError(f"`--stages {options.stages}` names no stages", "write `--stages 4`, or `--stages 0,6,14,22`")
+    if firsts and firsts[0]:
+        raise UsageError(
+            f"the first stage begins with block 0, not with block {firsts[0]}", f"write `0,{options.stages}`"
+        )
+    return Pipeline(options.schedule, stages, options.microbatches, firsts)
 
 
 def add_options(parser: argparse.ArgumentParser, *flags: str) -> None:
@@ -144,9 +177,13 @@ def read_run(name: str) -> dict[str, Any]:
 
 
 def planned(policy: Policy, facts: Facts, path: str | None, device: DeviceProfile | None = None) -> Plan:
+    from policylang.api.planned_graphs import scheduled
     from policylang.planning.planner import plan
 
-    return plan(policy, facts, capabilities_for(facts.kind, path), device=device)
+    policy_or_error = scheduled(policy)
+    if isinstance(policy_or_error, Diagnostic):
+        raise PolicyGraphError([policy_or_error])
+    return plan(policy_or_error, facts, capabilities_for(facts.kind, path), device=device)
 
 
 def warn_of_devices(facts: Facts, *plans: Plan) -> None:

@@ -38,6 +38,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
         "policy", metavar="POLICY", help="a policy file, a bundled policy by its bare name, or - for standard input"
     )
     inputs.add_options(parser, *inputs.PLANNING)
+    inputs.add_pipeline(parser)
     add_form(parser, "json")
     much = parser.add_mutually_exclusive_group()
     much.add_argument("--summary", action="store_true", help="print the totals and the expectations, and no more")
@@ -59,6 +60,9 @@ def plan(options: argparse.Namespace) -> Exit:
     beside the policy. --device adds times: of recomputation on a device, and of the step; --trace then writes the step
     over time, for https://ui.perfetto.dev.
 
+    --schedule, --stages and --microbatches plan the model as a pipeline: what each stage holds and computes over the
+    whole schedule. The graph is one microbatch through the whole model.
+
     For a policy that orders collectives (bucket, prefetch, delay, overlap, keep order), also what each line moves, and
     how much communication stays exposed. The JSON has the full order.
 
@@ -69,6 +73,7 @@ def plan(options: argparse.Namespace) -> Exit:
       policylang plan mine.apl --graph llama3_8b.graph --html plan.html
       policylang plan mine.apl --graph llama3_8b.graph --device h100-sxm --trace step.json
       policylang plan mine.apl --graph llama3_8b.graph --path eager --output-format json
+      policylang plan mine.apl --graph llama3_8b.graph --schedule 1f1b --stages 4 --microbatches 16
       echo 'save attention in block' | policylang plan - --graph llama3_8b.graph
 
     exit codes: 0 planned, 1 errors between the policy and the graph (the plan is shown all the same), 2 a file that
@@ -80,8 +85,9 @@ def plan(options: argparse.Namespace) -> Exit:
     from policylang.report.plan_page import plan_page
     from policylang.report.plan_text import plan_text
 
-    device = inputs.take_graph(options)
-    result = inputs.check_policies([options.policy], graph=options.graph, path=options.path, device=device)
+    device, pipeline = inputs.take_graph(options), inputs.pipeline_of(options)
+    how: dict[str, Any] = {"path": options.path, "device": device, "pipeline": pipeline}
+    result = inputs.check_policies([options.policy], graph=options.graph, **how)
     result = evolve(result, diagnostics=options.taken.placed(result.diagnostics))
     if len(result.plans) != 1:
         if not result.diagnostics:

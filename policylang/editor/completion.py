@@ -192,6 +192,8 @@ _PLACES = (
         lambda place: chain(word_offers.limit_offers(), word_offers.keyword_offers(place.cursor), _selector(place)),
         grows=True,
     ),
+    _Row("SCHEDULE", "NAME PATH", "NAME", _words("into", "stages", "microbatches")),
+    _Row("SCHEDULE", "INT", "NAME", _words("stages", "microbatches")),
     _Row("CHUNK", "OVER", "NAME", _words("tokens")),
     _Row("CHUNK", "", "NAME UP_TO TO_LOSS", _words("to loss", "in block", "into", "up to")),
     _Row("CHUNK", "", "NAME UP_TO", _words("into", "up to")),

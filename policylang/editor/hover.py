@@ -88,6 +88,8 @@ def _sense(words: Sequence[Lexeme], at: int) -> tuple[str, Sense] | None:
         return "chain", "scope" if before == "PER" else "flow"
     if word.type in ("BLOCK", "BLOCKS"):
         return _block(words, at)
+    if word.type == "STAGE":
+        return ("peak per stage", "figure") if before == "PER" else (str(word), "place")
     if word.type == "PER" and before == "CUT":
         return "crosses cut", "predicate"
     if word.type in ("SAVED", "OFFLOADED") and _text(words, at - 1) == "recorded":

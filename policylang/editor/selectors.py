@@ -56,6 +56,8 @@ def blocks_article(state: State, which: syntax.BlockSet, *, outside: bool) -> Ar
     if selections is None:
         return Article()
     blocks = selections.blocks
+    if which.of == "stage":
+        return Article()
     if not blocks.names:
         return Article().say("The graph has no blocks.")
     holds = selectors.chosen_blocks(which, len(blocks.names))

@@ -438,6 +438,8 @@ class Lexer:
                     name = word.upper() if is_first else name
                 elif word == "within" and _opens(lexemes, "OVERLAP"):
                     name = "WITHIN"
+                elif word in ("stage", "stages") and _is_stage(lexemes, text, position):
+                    name = "STAGE"
                 elif word == "lossless" and [each.type for each in lexemes] == ["EXPECT"]:
                     name = "LOSSLESS" if is_blank(text, position, end) else name
             elif kind == "device":
@@ -477,6 +479,22 @@ def _is_given(before: Sequence[Lexeme]) -> bool:
     if before[-1].type == "COMMA":  # of `over dp, tp`; no other comma follows an `over`
         return len(before) > 1 and before[-2].type == "NAME" and any(word.type == "OVER" for word in before)
     return before[-1].type == "OVER"
+
+
+_NUMBERED = re.compile(r"[^\S\n]+\d+(?:\.\.\d+)?(?![\w.*?/:\[{])")
+_SHARES = ("FIRST", "LAST", "ORDINAL", "EVERY_NTH", "INT", "NUMBER", "PERCENT", "OF", "HALF_OF")
+
+
+def _is_stage(before: Sequence[Lexeme], text: str, end: int) -> bool:
+    """True if `stage` is no module behind `in`, nor another name: which stage is said, or an expectation is `per`
+    stage."""
+    types = [each.type for each in before]
+    if types[-1:] == ["PER"]:
+        return types[0] == "EXPECT"
+    at = next((at for at in range(len(types) - 1, -1, -1) if types[at] not in _SHARES), -1)
+    if at < 0 or types[at] not in ("IN", "OUTSIDE"):
+        return False
+    return at < len(types) - 1 or _NUMBERED.match(text, end) is not None
 
 
 def _opens(words: Sequence[Lexeme], terminal: str) -> bool:

@@ -259,7 +259,7 @@ class _Resolver:
                 self._device(statement, placed)
             case syntax.Let():
                 self.names.define(statement, placed.bundled)
-            case syntax.Blocks() | syntax.Undecided() | syntax.PrefetchOffloaded():
+            case syntax.Blocks() | syntax.Undecided() | syntax.PrefetchOffloaded() | syntax.Pipeline():
                 self._only_once(statement, placed.depth)
             case syntax.Rule():
                 rule = evolve(statement, selector=self.names.resolve(statement.selector))
@@ -335,6 +335,7 @@ class _Resolver:
         blocks: Any = self.once.get(syntax.Blocks)
         undecided: Any = self.once.get(syntax.Undecided)
         ahead: Any = self.once.get(syntax.PrefetchOffloaded)
+        pipeline: Any = self.once.get(syntax.Pipeline)
         rules, rewrites, expectations = tuple(self.rules), tuple(self.rewrites), tuple(self.expectations)
         name = (PurePath(self.source.name.strip("<>")).stem or "policy") if name is None else name.name
         includes: dict[str, Span] = {}
@@ -345,6 +346,7 @@ class _Resolver:
             *(name, self.names.lets, blocks, rules, undecided, rewrites, expectations, self.device),
             scheduling=tuple(self.scheduling),
             prefetch_offloaded=ahead,
+            pipeline=pipeline,
             includes=includes,
         )
         decides = bool(rules or rewrites or self.scheduling or expectations or undecided)
@@ -385,12 +387,15 @@ class _Resolver:
             self.diagnostics.report("APL212", message, statement.span, related=related, fixes=[removed(statement.span)])
         self.device = self.device or found
 
-    def _only_once(self, statement: syntax.Blocks | syntax.Undecided | syntax.PrefetchOffloaded, depth: int) -> None:
+    def _only_once(self, statement: syntax.Statement, depth: int) -> None:
         if depth > self.least_depth[type(statement)]:
             return
         earlier = self.once.get(type(statement))
         if earlier is not None:
-            message = f"a policy has one `{kind_of(statement).rule.replace('_', ' ')}` line"
+            kind = kind_of(statement)
+            message = (
+                f"a policy has one `{kind.opener if kind.rule == 'pipeline' else kind.rule.replace('_', ' ')}` line"
+            )
             related, fixes = (Related("first written here", earlier.span),), [removed(statement.span)]
             self.diagnostics.report("APL203", message, statement.span, related=related, fixes=fixes)
             return

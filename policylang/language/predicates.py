@@ -285,7 +285,7 @@ _DIMENSIONS: dict[str, tuple[shown.Dimension, ...]] = {
     "time_per_gib": ("seconds",),
     "saved": ("bytes", "fraction"),
     "recomputed": ("bytes", "fraction"),
-    **dict.fromkeys(("peak", "host memory", "host memory per host"), ("bytes",)),
+    **dict.fromkeys(("peak", "peak per stage", "host memory", "host memory per host"), ("bytes",)),
     "recomputed flops": ("flops", "fraction"),
     "recomputed operators": ("number", "fraction"),
     "recomputed time": ("seconds", "fraction"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, partial
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 from attrs import evolve, fields, frozen
 
@@ -265,35 +265,39 @@ class SelectorRules(PredicateRules):
     def in_module(self, span: Span, glob: Lexeme) -> syntax.InModule:
         return syntax.InModule(_OPEN, quoted(glob), False, span=span)
 
-    def in_block(self, span: Span, _word: Lexeme, number: Lexeme | None = None) -> syntax.InBlock:
+    def in_block(self, span: Span, word: Lexeme, number: Lexeme | None = None) -> syntax.InBlock:
         at = None if number is None else integer(number)
-        blocks = syntax.BlockSet("any") if at is None else syntax.BlockSet("range", low=at, high=at)
+        blocks = syntax.BlockSet("any") if at is None else syntax.BlockSet("range", low=at, high=at, of=_of(word))
         return syntax.InBlock(_OPEN, blocks, False, span=span)
 
-    def in_blocks(self, span: Span, _word: Lexeme, numbers: Lexeme | None = None) -> syntax.InBlock:
+    def in_blocks(self, span: Span, word: Lexeme, numbers: Lexeme | None = None) -> syntax.InBlock:
         if numbers is None:
             return syntax.InBlock(_OPEN, syntax.BlockSet("any"), False, span=span)
         low, high = (integer(numbers, text) for text in str(numbers).split(".."))
         if low > high:
             numbers.report("APL205", f"the range `{numbers}` runs backwards", write=[f"{high}..{low}"])
-        return syntax.InBlock(_OPEN, syntax.BlockSet("range", low=low, high=high), False, span=span)
+        return syntax.InBlock(_OPEN, syntax.BlockSet("range", low=low, high=high, of=_of(word)), False, span=span)
 
     def in_first_last(self, span: Span, word: Any, *rest: Lexeme) -> syntax.InBlock:
-        blocks = syntax.BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1)
+        blocks = syntax.BlockSet(word.value, n=position(rest[0]) if len(rest) == 2 else 1, of=_of(rest[-1]))
         return syntax.InBlock(_OPEN, blocks, False, span=span)
 
     def in_share(self, span: Span, word: Any, *rest: Lexeme) -> syntax.InBlock:
         share = Fraction(1, 2) if rest[0].type == "HALF_OF" else share_of(rest[0], rest[0].span.to(rest[1].span))
-        return syntax.InBlock(_OPEN, syntax.BlockSet(word.value, share=share), False, span=span)
+        return syntax.InBlock(_OPEN, syntax.BlockSet(word.value, share=share, of=_of(rest[-1])), False, span=span)
 
-    def in_every(self, span: Span, word: Lexeme, _blocks: Lexeme, *start: Lexeme) -> syntax.InBlock:
+    def in_every(self, span: Span, word: Lexeme, blocks_word: Lexeme, *start: Lexeme) -> syntax.InBlock:
         n = position(word)
-        blocks = syntax.BlockSet("every", n=n, start=position(start[1]) if start else n)
+        blocks = syntax.BlockSet("every", n=n, start=position(start[1]) if start else n, of=_of(blocks_word))
         return syntax.InBlock(_OPEN, blocks, False, span=span)
 
-    def in_nth(self, span: Span, word: Lexeme, _block: Lexeme) -> syntax.InBlock:
+    def in_nth(self, span: Span, word: Lexeme, block: Lexeme) -> syntax.InBlock:
         at = position(word) - 1
-        return syntax.InBlock(_OPEN, syntax.BlockSet("range", low=at, high=at), False, span=span)
+        return syntax.InBlock(_OPEN, syntax.BlockSet("range", low=at, high=at, of=_of(block)), False, span=span)
+
+
+def _of(word: Lexeme) -> Literal["block", "stage"]:
+    return "stage" if word.type == "STAGE" else "block"
 
 
 _LOOSE, _JOINED, _PHRASE, _FILTERED, _ATOM = range(5)
@@ -407,20 +411,21 @@ def _position_words(ordinal: syntax.Ordinal) -> str:
 
 
 def _block_set_words(which: syntax.BlockSet) -> str:
-    """``block``, ``every 2nd block``, ``first 4 blocks``, ``blocks 0..3``."""
+    """``block``, ``every 2nd block``, ``first 4 blocks``, ``blocks 0..3``, ``last stage``."""
+    of = which.of
     match which.kind:
         case "any":
             return "block"
         case "range":
-            return f"blocks {which.low}..{which.high}"
+            return f"{of}s {which.low}..{which.high}"
         case "every":
             start = "" if which.start in (0, which.n) else f" from {nth(which.start)}"
-            return f"every {nth(which.n)} block{start}"
+            return f"every {nth(which.n)} {of}{start}"
         case "first" | "last":
             if which.share is not None:
                 half = which.share == Fraction(1, 2)  # other shares are written in decimals, so they have an end
-                return f"{which.kind} {'half' if half else f'{decimal_percent(which.share)}%'} of blocks"
-            return f"{which.kind} block" if which.n == 1 else f"{which.kind} {which.n} blocks"
+                return f"{which.kind} {'half' if half else f'{decimal_percent(which.share)}%'} of {of}s"
+            return f"{which.kind} {of}" if which.n == 1 else f"{which.kind} {which.n} {of}s"
         case _:
             assert_never(which.kind)
 

@@ -31,6 +31,11 @@ FIGURES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectTotal)["figure"]
 OUTCOMES: tuple[str, ...] = get_args(get_type_hints(syntax.ExpectFate)["fate"])
 """The outcomes that an expectation may require."""
 
+SCHEDULES: tuple[str, ...] = (
+    "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev",
+)  # fmt: skip
+"""The schedules of ``torch.distributed.pipelining``."""
+
 MissingRow = tuple[str, str, str, str | None]
 """The last word and the terminals that the parser accepts there (a minus: does not accept); then the name of what has
 to follow, and an example."""
@@ -167,6 +172,41 @@ class UndecidedKind(StatementKind):
 
     def text(self, undecided: syntax.Undecided) -> str:
         return f"undecided -> {undecided.fate}"
+
+
+class PipelineKind(StatementKind):
+    made, rule, opener = syntax.Pipeline, "pipeline", "schedule"
+    named = SCHEDULES
+    closing = (*((("NAME", each)) for each in ("into", "stages", "microbatches")),)
+    missing = (
+        ("SCHEDULE", "", "a schedule", "such as `schedule 1f1b into 4 stages of 16 microbatches`"),
+        ("", "-UP_TO", "stages and microbatches", "such as `into 4 stages of 16 microbatches`"),
+    )
+
+    def build(
+        self, span: Span, _word: Lexeme, name: Lexeme, into: Lexeme, stages: Lexeme, *rest: Lexeme
+    ) -> syntax.Pipeline:
+        stages_word, _of, microbatches, word = rest
+        if name not in SCHEDULES:
+            name.misnamed("APL116", f"there is no schedule `{name}`", SCHEDULES, f"they are {joined([*SCHEDULES])}")
+        for given, wanted in ((into, "into"), (stages_word, "stages"), (word, "microbatches")):
+            if given not in (wanted, wanted.rstrip("s")):
+                given.report(
+                    "APL010", f"`{wanted}` is to be here, not `{given}`", help=f"write `{wanted}`", write=[wanted]
+                )
+        numbers = predicates.integer(stages), predicates.integer(microbatches)
+        return syntax.Pipeline(str(name), *numbers, span=span)
+
+    def check(self, pipeline: syntax.Pipeline) -> Iterator[Diagnostic]:
+        if not (pipeline.stages and pipeline.microbatches):
+            message = "a pipeline has at least one stage and one microbatch"
+            yield diagnose("APL205", message, pipeline.span, help="write numbers from 1")
+
+    def text(self, pipeline: syntax.Pipeline) -> str:
+        first, number = pipeline.firsts, pipeline.microbatches
+        stages = f"{pipeline.stages} stages{f' at {first}' if first else ''}"  # `at` in keys of caches alone
+        stage = "" if pipeline.stage is None else f" # stage {pipeline.stage}"
+        return f"schedule {pipeline.schedule} into {stages} of {number} microbatches{stage}"
 
 
 # --- rules -----------------------------------------------------------------------------------------------------
@@ -488,9 +528,16 @@ class ExpectTotalKind(StatementKind):
     }
 
     def build(self, span: Span, _word: Lexeme, figure: Lexeme, *rest: Any) -> syntax.ExpectTotal:
+        per_stage = next((each for each in rest if isinstance(each, Lexeme) and each.type == "STAGE"), None)
+        if per_stage is not None:
+            rest = tuple(each for each in rest if not isinstance(each, Lexeme) or each.type not in ("PER", "STAGE"))
         *middle, sign, last = rest
         limit: syntax.Quantity = last.quantity
         name, end = " ".join(figure.split()), figure
+        if per_stage is not None and name != "peak":
+            per_stage.report("APL116", f"`peak` is expected per stage, not `{name}`", help="leave `per stage` out")
+        elif per_stage is not None:
+            name = "peak per stage"
         if middle and middle[0].type == "NAME":
             end = middle.pop(0)
             name = f"{name} {end}"
@@ -528,7 +575,10 @@ class ExpectTotalKind(StatementKind):
     def text(self, expectation: syntax.ExpectTotal) -> str:
         per = " per block" if expectation.per_block else ""
         of = " of forward" if expectation.of_forward else ""
-        return f"expect {expectation.figure}{per} {expectation.op} {predicates.quantity_text(expectation.limit)}{of}"
+        if expectation.figure == "peak per stage":
+            per, of = "", " per stage"
+        figure = expectation.figure.removesuffix(" per stage")
+        return f"expect {figure}{per} {expectation.op} {predicates.quantity_text(expectation.limit)}{of}"
 
 
 class ExpectCountKind(StatementKind):
@@ -688,7 +738,7 @@ def format_policy(policy: syntax.Policy) -> str:
         lines.append(f"device {name}" if plain else 'device "' + re.sub(r'["\n]', " ", name) + '"')
         lines += [f"# {key}: {json.dumps(each)}" for key, each in json.loads(policy.device.canonical).items()]
     lines += [] if policy.undecided is None else [format_statement(policy.undecided)]
-    ahead = () if policy.prefetch_offloaded is None else (policy.prefetch_offloaded,)
+    ahead = tuple(each for each in (policy.prefetch_offloaded, policy.pipeline) if each is not None)
     rest = (*lets, *policy.rules, *policy.rewrites, *policy.scheduling, *ahead, *policy.expectations)
     return "\n".join((*lines, *map(format_statement, rest))) + "\n"
 

@@ -128,7 +128,7 @@ class InModule(_Spanned):
 class BlockSet:
     """Which blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high. The
     numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``. With a ``share``, the first or last are that
-    part of the model's blocks, rounded down."""
+    part of the model's blocks, rounded down. ``of``: the same of a pipeline's stages."""
 
     kind: Literal["any", "every", "first", "last", "range"]
     n: int = 0
@@ -136,11 +136,12 @@ class BlockSet:
     low: int = 0
     high: int = 0
     share: Fraction | None = None
+    of: Literal["block", "stage"] = "block"
 
 
 @frozen
 class InBlock(_Spanned):
-    """``S in block``, ``S in every 2nd block``, ``S in blocks 0..3``, ``S outside block``."""
+    """``S in block``, ``S in every 2nd block``, ``S in blocks 0..3``, ``S outside block``, ``S in stage 0``."""
 
     selector: Selector
     which: BlockSet
@@ -359,6 +360,27 @@ class Blocks(_Spanned):
     glob: str
 
 
+@frozen
+class Pipeline(_Spanned):
+    """``schedule 1f1b into 4 stages of 16 microbatches``: the pipeline that the model runs in."""
+
+    schedule: str
+    stages: int
+    microbatches: int
+    firsts: tuple[int, ...] = ()
+    """The first block of each stage, where the blocks are not shared out evenly."""
+    stage: int | None = None
+    """The stage that the graph is, where it is not the whole model."""
+    order: tuple[tuple[tuple[str, int, int], ...], ...] = field(default=(), eq=False, repr=False)
+    """By rank its steps: F, B, I or W (forward, backward, its part for inputs, for weights), stage, microbatch. Filled
+    in where a policy is planned on a graph of the whole model."""
+
+    @property
+    def known(self) -> bool:
+        """True if it is known which stages a graph is, or has."""
+        return bool(self.order) or self.stage is not None
+
+
 NARROW_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 """The types that values can be narrowed to, and the bytes of an element. Those of one byte need a scale a row."""
 
@@ -544,7 +566,7 @@ class ExpectTotal(_Spanned):
 
     figure: Literal[
         "saved", "recomputed", "recomputed flops", "recomputed operators", "recomputed time", "peak", "host memory",
-        "host memory per host", "exposed", "step time",
+        "host memory per host", "exposed", "step time", "peak per stage",
     ]  # fmt: skip
     op: Comparison
     limit: Quantity
@@ -591,7 +613,7 @@ Selecting = Let | Rule | Bucket | Scheduling | ExpectCount | ExpectFate
 """A statement that has a selector."""
 Statement = (
     PolicyName | Requires | Include | Device | Let | Blocks | Rule | Undecided | Rewriting | Scheduling
-    | PrefetchOffloaded | Expectation
+    | PrefetchOffloaded | Pipeline | Expectation
 )  # fmt: skip
 
 
@@ -620,6 +642,8 @@ class Policy:
     scheduling: tuple[Scheduling, ...] = ()
     prefetch_offloaded: PrefetchOffloaded | None = None
     """When copies back from the host start, where the policy says it."""
+    pipeline: Pipeline | None = None
+    """The pipeline that the model runs in, where the policy says it."""
     canonical: str = field(default="", repr=False)
     """The resolved text in canonical form: what the digest and the caches are keyed by."""
     includes: Mapping[str, Span] = field(factory=dict, eq=False, repr=False)

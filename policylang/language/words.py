@@ -86,7 +86,7 @@ def word_lists() -> Mapping[str, tuple[str, ...]]:
         "behind a selector": BEHIND_SELECTOR,
         "joiners": JOINERS,
         "keywords": plain,
-        "queried keywords": (*opening, *queried, *soft, *paired, *_texts("WITHIN"), *closing),
+        "queried keywords": (*opening, *queried, *soft, *paired, *_texts("WITHIN"), "stage", "stages", *closing),
         "measures": (*MEASURES, *PROPERTIES),
         "plain measures": (each for each in (*MEASURES, *PROPERTIES) if each != "shape"),
         "flags": (first for first, _ in flags if first not in words),

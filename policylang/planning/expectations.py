@@ -68,6 +68,7 @@ _COLUMNS: dict[str, tuple[str, Literal["bytes", "flops", "operators"]]] = {
 }
 """By figure, the field with it, and the total of the forward that it is a share of."""
 LEFT_OPEN = Finding("deferred", "it depends on values that are left to PyTorch's partitioner")
+_ONE_STAGE = Finding("deferred", "it is about all stages of a pipeline, and no schedule of a whole model is given")
 _UNTIMED = Finding("deferred", "no device is given, so times are not known")
 
 
@@ -174,6 +175,12 @@ def check_total(expectation: syntax.ExpectTotal, plan: Plan, cost: BackwardCost,
         return _UNTIMED
     if expectation.figure == "host memory per host" and (plan.times is None or plan.times.device.host_ranks is None):
         return Finding("failed", "no device profile says how many ranks share a host, as `ranks = 8` in `[host]` does")
+    if expectation.figure == "peak per stage":
+        figures = plan.pipeline if cost.final else None
+        if figures is None:
+            return LEFT_OPEN if plan.policy.pipeline is not None and plan.policy.pipeline.order else _ONE_STAGE
+        worst = max(figures.stages, key=lambda each: each.peak)
+        return _judge(expectation, float(worst.peak), cost, f" in stage {worst.stage}")
     if expectation.figure in ("peak", "host memory", "host memory per host", "exposed", "step time"):
         return _judge(expectation, _whole(expectation, plan), cost) if cost.final else LEFT_OPEN
     amount, by_block = _amounts(expectation, plan, cost)

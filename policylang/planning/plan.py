@@ -30,6 +30,7 @@ from policylang.planning.schedule import (
 from policylang.planning.value_outcome import Decision, Default, offloads
 
 if TYPE_CHECKING:
+    from policylang.planning.pipelines import PipelineFigures
     from policylang.simulation.memory import Peak
     from policylang.simulation.node_times import NodeTimes
     from policylang.simulation.streams import StepTime
@@ -192,6 +193,16 @@ class Plan:
 
         order = self if self.order is None else self.order
         return estimate_peak(order.facts, order.schedule)
+
+    @cached_property
+    def pipeline(self) -> PipelineFigures | None:
+        """What each stage holds and computes over the schedule of the policy's pipeline, where the graph is whole."""
+        from policylang.planning.pipelines import pipeline_figures
+
+        made = self if self.order is None else self.order
+        times = made.times if self.shown_times is not None else None
+        figured = (made.facts, made.schedule, times, made.block_of, len(self.block_names))
+        return pipeline_figures(self.policy.pipeline, *figured)
 
     @cached_property
     def step_time(self) -> StepTime | None:

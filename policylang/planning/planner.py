@@ -18,6 +18,7 @@ from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edi
 from policylang.planning.expectations import check_expectations, incomplete_figures
 from policylang.planning.liveness import as_scheduled, with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
+from policylang.planning.pipelines import received, stage_errors
 from policylang.planning.plan import Plan, plan_digest, schedule_of
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
@@ -56,6 +57,8 @@ def plan(
     if apart:
         checkpoints = schedule.checkpoints_around(facts, blocks)
         around = schedule.around_blocks(facts, blocks, checkpoints)
+    if policy.pipeline is not None and place is None:
+        around = evolve(around, received=received(facts, selections))
     tagged = {} if apart else decide.user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     default: Default = policy.undecided.fate if policy.undecided is not None else "auto"
     if default == "auto" and capabilities.undecided is not None:
@@ -118,6 +121,7 @@ def plan(
     diagnostics = (
         *(schedule.beyond_one_block(policy, place) if alone or apart else ()),
         *(named_alone(policy, facts) if apart else ()),
+        *stage_errors(policy, selections, is_stage=place is not None),
         *errors.no_blocks(rules),
         *unanswerable(policy, facts),
         *time_errors(policy, times, asked_for=device is not None, copies=bool(needs.offloaded)),

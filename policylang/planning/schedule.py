@@ -232,6 +232,8 @@ class AroundBlocks:
     """Block outputs: the next checkpoint holds them as its input, unless a rule has them wait on the host."""
     detached: Mapping[int, int] = field(factory=dict)
     """Each ``detach``, with its input. Autograd asks for it, as often as it likes: it is no operator of a block."""
+    received: frozenset[int] = frozenset()
+    """What another stage of a pipeline reads: both hold it until their backward."""
 
 
 def around_blocks(facts: Facts, blocks: BlockTable, checkpoints: Checkpoints) -> AroundBlocks:
@@ -254,7 +256,13 @@ def beyond_one_block(policy: Policy, place: BlockContext | None) -> Iterator[Dia
             if isinstance(part, Ordinal) and part.scope is Scope.GRAPH:
                 asks = "counts over the whole graph, and an eager checkpoint sees one block at a time"
                 help = "count `per block`"
-            elif isinstance(part, InBlock) and part.which.kind != "any" and place is not None and not place.numbered:
+            elif (
+                isinstance(part, InBlock)
+                and part.which.of == "block"
+                and part.which.kind != "any"
+                and place is not None
+                and not place.numbered
+            ):
                 asks = "asks which block this is, and the checkpoint does not know"
                 help = "use `policylang.checkpoint_model`, or give `policylang.context_fn` the whole model"
             else:

@@ -58,7 +58,11 @@ def speaks_of_blocks(statement: Rule | Expectation, policy: Policy) -> bool:
     if isinstance(statement, syntax.ExpectCount) and statement.scope is syntax.Scope.BLOCK:
         return True
     parts = with_lets(policy, *selectors_of([statement]))
-    blocks = (isinstance(each, syntax.InBlock) or getattr(each, "scope", None) is syntax.Scope.BLOCK for each in parts)
+    blocks = (
+        (isinstance(each, syntax.InBlock) and each.which.of == "block")
+        or getattr(each, "scope", None) is syntax.Scope.BLOCK
+        for each in parts
+    )
     tests = (isinstance(each, syntax.Is) and each.name == "crosses block" for each in tests_of(policy, statement))
     return any(blocks) or any(tests)
 
@@ -72,29 +76,33 @@ def _name_of_a_block(policy: Policy) -> str:
     return name if PathGlob(policy.blocks.glob).outermost(name) == name else "layers.0"
 
 
-_SHARE = re.compile(r"\b(?:first|last)\s+\S+(?:\s*%)?\s+of\s+blocks?$")
+_SHARE = re.compile(r"\b(?:first|last)\s+\S+(?:\s*%)?\s+of\s+(?:block|stage)s?$")
 
 
 def empty_shares(policy: Policy, selections: Selections) -> Iterator[Diagnostic]:
     """An error for each statement that speaks of a share of the blocks that is none; an ``optional`` line may."""
-    count = len(selections.blocks.names)
+    counts = {"block": len(selections.blocks.names), "stage": policy.pipeline.stages if policy.pipeline else 0}
     for statement in policy.statements:
         if not isinstance(statement, Expectation) and statement.optional:
             continue
         may_be = not isinstance(statement, Expectation)
         for part in with_lets(policy, *selectors_of([statement])):
-            if not isinstance(part, syntax.InBlock) or (share := part.which.share) is None or floor(share * count):
+            if not isinstance(part, syntax.InBlock) or (share := part.which.share) is None:
                 continue
-            line, own, one = statement.span, part.span, f"{part.which.kind} block"
+            of = part.which.of
+            count = counts[of]
+            if floor(share * count) or (of == "stage" and not count):
+                continue
+            line, own, one = statement.span, part.span, f"{part.which.kind} {of}"
             words = own_words(part).partition(" ")[2]
             has, help = "has no blocks", f"if that is intended, write `optional {line.one_line}`"
             if count:
-                has = f"has {counted(count, 'block')}, and a share is rounded down"
+                has = f"has {counted(count, of)}, and a share is rounded down"
                 help = f"write `{one}` for one of them"
             fixes = [prefixed(line, "optional")] if may_be else []
             if count and (said := _SHARE.search(own.text)) and line.start <= own.start < line.end:
                 fixes = [*written(Span(own.source, own.start + said.start(), own.end), [one]), *fixes]
-            message = f"`{words}` of `{line.one_line}` is no block: this graph {has}"
+            message = f"`{words}` of `{line.one_line}` is no {of}: this graph {has}"
             span = next(selectors_of([statement])).span
             yield diagnose(SHARE_OF_NONE, message, span=span, help=help if count or may_be else None, fixes=fixes)
             break

@@ -116,6 +116,8 @@ def plan_json(
 
     ``host_memory``: the bytes of the pool of pinned memory; ``copies``: what each line copies to the host and back.
 
+    ``stages``: what each stage of a ``pipeline`` takes, all microbatches of its schedule together; both null without.
+
     ``order``: under the scheduling lines, null without any; in a summary without ``steps`` and ``collectives``.
     """
     plan = found.plan
@@ -147,11 +149,22 @@ def plan_json(
         "copies": [asdict(each) for each in copies_of_rules(plan).values()],
         "expectations": [asdict(each) for each in plan.expectations],
         "order": _order_data(found.communication, summary=summary),
+        **_pipeline(plan),
         "at_peak": asdict(values_at_peak(found)),
         **({} if summary else {"groups": [_group(found, group) for group in found.groups]}),
         "diagnostics": json.loads(render_json(diagnostics))["diagnostics"],
     }
     return json.dumps(document, indent=2)
+
+
+def _pipeline(plan: Plan) -> dict[str, Any]:
+    """Null for both of a plan that is no pipeline."""
+    said, figures = plan.policy.pipeline, plan.pipeline
+    if said is None or figures is None:
+        return {"pipeline": None, "stages": None}
+    numbers = {name: getattr(said, name) for name in ("schedule", "stages", "microbatches")}
+    pipeline = {**numbers, "ranks": len(said.order), "step_seconds": figures.step_seconds}
+    return {"pipeline": pipeline, "stages": [asdict(each) for each in figures.stages]}
 
 
 def _scenario(scenario: Scenario) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from policylang.language import shown
 from policylang.planning.inspection import breakdown
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder
 from policylang.planning.inspection.worth import EditWorth, Worth, same_time
+from policylang.planning.plan import Plan
 from policylang.report.diagnostics import expectation_table
 from policylang.report.layout import bytes_text, exposed_text, plan_times_text, recomputed_text, seconds_text, table
 from policylang.report.report_text import barriers_text
@@ -261,13 +262,38 @@ def plan_text(
     blocks = shown.counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
     heading = f"policy {plan.policy.name}: {shown.counted(decided, 'forward value')}, {blocks}"
     expected = expectation_table([("", each) for each in plan.expectations])
-    parts = [heading, _totals(found), order_totals(order), expected]
+    parts = [heading, _totals(found), pipeline_text(plan), order_totals(order), expected]
     if not summary:
         at_peak = at_peak_text(breakdown.values_at_peak(found), values=values)
         parts += [_rewrites(found, edits), order_details(order), _rules(found, worth)]
         parts += [table(rows, right=range(1, 5), ends=(0,)) if (rows := copies_rows(found)) else "", at_peak]
         parts += [f"{_group(each)}\n{_entries(each)}" for each in found.groups] if values else [_groups(found), _REST]
     return "\n\n".join(filter(None, parts))
+
+
+def pipeline_text(plan: Plan) -> str:
+    """What each stage of a pipeline holds and computes; empty of a plan that is none."""
+    said, figures = plan.policy.pipeline, plan.pipeline
+    if said is None or figures is None:
+        return ""
+    timed = figures.step_seconds is not None
+    rows = [("stage", "rank", "blocks", "in flight", "saved", "peak", *("recomputed time", "busy")[: 2 * timed])]
+    for each in figures.stages:
+        numbers = f"{each.stage}", f"{each.rank}", f"{each.blocks[0]}–{each.blocks[1] - 1}", f"{each.in_flight}"
+        times = (each.recomputed_seconds, each.step_seconds) if timed else ()
+        seconds = (shown.format_quantity(time or 0.0, "seconds") for time in times)
+        rows.append((*numbers, bytes_text(each.saved), bytes_text(each.peak), *seconds))
+    ranks = shown.counted(len(said.order), "rank")
+    heading = f"pipeline {said.schedule}: {said.stages} stages on {ranks}, {said.microbatches} microbatches"
+    if figures.step_seconds:
+        busiest = max(
+            sum(each.step_seconds or 0.0 for each in figures.stages if each.rank == rank)
+            for rank in range(len(said.order))
+        )
+        idle = 1 - busiest / figures.step_seconds
+        took = shown.format_quantity(figures.step_seconds, "seconds")
+        heading += f"; step time {took}, of which the busiest rank waits {idle:.0%}"
+    return f"{heading}\n{table(rows, right=range(8))}"
 
 
 # --- what is alive at the peak ---------------------------------------------------------------------------------------

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -401,3 +403,45 @@ def own_class(module: nn.Module) -> str:
 def is_of_fsdp(hook: object) -> bool:
     """True if ``fully_shard`` registered a module's hook: such hooks gather and free weights."""
     return str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp.")
+
+
+SCHEDULES = {
+    "gpipe": "ScheduleGPipe",
+    "1f1b": "Schedule1F1B",
+    "interleaved_1f1b": "ScheduleInterleaved1F1B",
+    "looped_bfs": "ScheduleLoopedBFS",
+    "interleaved_zero_bubble": "ScheduleInterleavedZeroBubble",
+    "zbv": "ScheduleZBVZeroBubble",
+    "dualpipev": "ScheduleDualPipeV",
+}
+STAGES_A_RANK = {name: 1 if name in ("gpipe", "1f1b") else 2 for name in SCHEDULES}
+
+
+def pipeline_order(name: str, stages: int, microbatches: int) -> tuple[tuple[tuple[str, int, int], ...], ...]:
+    """By rank, the steps of a schedule of ``torch.distributed.pipelining``: the kind (F, B, I or W), the stage and the
+    microbatch. The schedule is made of stand-ins for stages, which it asks for numbers alone; what is to overlap is
+    in order. Raises ``ValueError`` for numbers that the schedule does not take."""
+    from torch.distributed.pipelining import schedules
+
+    several = STAGES_A_RANK[name]
+    ranks = stages // several
+    if ranks * several != stages:
+        raise ValueError(f"it runs {several} stages on each rank, and {stages} is no multiple of {several}")
+    numbers = {"num_stages": stages, "group_size": ranks, "group_rank": 0, "submod": None}
+    stand_ins: list[Any] = [SimpleNamespace(stage_index=each, **numbers) for each in range(several)]
+    kind = getattr(schedules, SCHEDULES[name])
+    table = kind(stand_ins if several > 1 else stand_ins[0], microbatches).pipeline_order
+    found = []
+    for rank in sorted(table):
+        actions = [part for each in table[rank] if each is not None for part in each.sub_actions or (each,)]
+        forwards = Counter[int]()
+        steps = []
+        for each in actions:
+            word, stage, batch = each.computation_type.value, each.stage_index, each.microbatch_index
+            if word == "F":  # in order; some versions of torch begin to count at 1
+                batch = forwards[stage]
+                forwards[stage] += 1
+            if word in ("F", "B", "I", "W"):
+                steps.append((word, stage, batch))
+        found.append(tuple(steps))
+    return tuple(found)

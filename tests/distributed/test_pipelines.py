@@ -12,6 +12,15 @@ from torch._functorch import config as functorch
 from torch.distributed.pipelining import PipelineStage, schedules
 
 import policylang
+from policylang.api.planned_graphs import scheduled
+from policylang.api.snapshot import facts_of
+from policylang.commands.small_llama import _Ledger
+from policylang.language.syntax import Policy
+from policylang.planning.capabilities import EAGER
+from policylang.planning.planner import plan
+from policylang.torch_compat.distributed import SCHEDULES as CLASSES
+from policylang.torch_compat.distributed import STAGES_A_RANK
+from policylang.torch_compat.eager import watching_results
 from tests.support.ranks import run_ranks
 
 POLICIES = [
@@ -112,3 +121,122 @@ def test_every_schedule_gives_the_bits_of_no_policy(names: list[str], compiled: 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled blocks"])
 def test_every_schedule_gives_the_bits_of_no_policy_on_four_ranks(compiled: bool) -> None:
     run_ranks(check, 4, 4, [*IN_ONE, *LOOPED, *SPLIT], POLICIES[:2] if compiled else POLICIES[::2], compiled)
+
+
+def in_stages(rank: int) -> None:
+    """One policy for all stages, which runs in each as the part of it that is about that stage."""
+    text = (
+        "schedule 1f1b into 2 stages of 4 microbatches; recompute everything in block\n"
+        "save matmul in last stage\nexpect peak <= 1 GiB per stage"
+    )
+    stage = Stage(2)
+    policy = policylang.parse(f"blocks layers.*; {text}", stage=rank)
+    policylang.checkpoint_model(stage, policy)
+    made = PipelineStage(stage, rank, 2, torch.device("cpu"))
+    schedule = schedules.Schedule1F1B(made, 4, loss_fn=nn.functional.mse_loss)
+    schedule.step(*([] if rank else [torch.randn(8, WIDTH)]), **({"target": torch.randn(8, WIDTH)} if rank else {}))
+    report = policylang.report(stage)
+    assert bool(report.saved.names) is bool(rank), report
+    assert "APL391" in str(report)  # a stage does not know what its rank holds over the schedule
+    with pytest.raises(policylang.PolicyError, match=r"APL656.*it is not known which there are"):
+        policylang.checkpoint_model(Stage(2), policylang.parse(f"blocks layers.*; {text}"))(torch.randn(8, WIDTH))
+
+
+def test_a_stage_follows_what_is_said_of_it() -> None:
+    run_ranks(in_stages, 2)
+
+
+WIDE, ROWS, BLOCKS, MICROBATCHES = 64, 256, 8, 4
+
+
+class Wide(nn.Module):
+    def __init__(self, layers: int, is_last: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([WideBlock() for _ in range(layers)])
+        self.head = nn.Linear(WIDE, 8) if is_last else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class WideBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDE), nn.Linear(WIDE, 4 * WIDE), nn.Linear(4 * WIDE, WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
+def planned(schedule: str, stages: int, text: str) -> dict[int, int]:
+    """The peak of each rank, of a whole model's graph."""
+    model, batch, target = Wide(BLOCKS, is_last=True), torch.randn(ROWS, WIDE), torch.randn(ROWS, 8)
+    step = policylang.trace_step(model, lambda model, x, y: loss_of(model(x), y), batch, target)
+    said = f"blocks layers.*; schedule {schedule} into {stages} stages of {MICROBATCHES} microbatches; {text}"
+    policy = scheduled(policylang.parse(said))
+    assert isinstance(policy, Policy)
+    made = plan(policy, facts_of(step)[0], EAGER)
+    assert not made.diagnostics
+    assert made.pipeline is not None
+    return {each.rank: each.peak for each in made.pipeline.stages}
+
+
+def held(rank: int, schedule: str, stages: int, text: str) -> int:
+    """The bytes that are alive at once at the most in a rank of the pipeline that runs."""
+    several = STAGES_A_RANK[schedule]
+    kind = getattr(schedules, CLASSES[schedule])
+    own = (
+        [rank, stages - 1 - rank] if schedule in ("zbv", "dualpipev") else list(range(rank, stages, stages // several))
+    )
+    chunks = {number: Wide(BLOCKS // stages, number == stages - 1) for number in own}
+    for each in chunks.values():
+        policylang.checkpoint_model(each, policylang.parse(f"blocks layers.*; {text}"))
+    made = [PipelineStage(chunks[number], number, stages, torch.device("cpu")) for number in own]
+    runs = kind(made if several > 1 else made[0], MICROBATCHES, loss_fn=loss_of)
+    batch, target = torch.randn(ROWS * MICROBATCHES, WIDE), torch.randn(ROWS * MICROBATCHES, 8)
+    given = {0: batch} if 0 in own else {}
+    expected = {"target": target, "losses": []} if stages - 1 in own else {}
+    parameters = [each for chunk in chunks.values() for each in chunk.parameters()]
+    found = 0
+    for step in range(3):
+        for chunk in chunks.values():
+            chunk.zero_grad(set_to_none=True)
+        ledger = _Ledger([*parameters, batch, target])
+        for stage in made if step else ():
+            tables = (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
+            for buffer in filter(None.__ne__, (getattr(each, "buffer", None) for table in tables for each in table)):
+                ledger.count(buffer)
+        with watching_results(ledger.count):
+            runs.step(*given.values(), **expected, return_outputs=False)
+        found = ledger.peak
+    resident = (*parameters, *given.values(), *([target] if expected else []))
+    return found + sum(each.nbytes for each in resident)
+
+
+def compare(rank: int, cases: list[tuple[str, int, str]]) -> list[int]:
+    return [held(rank, *case) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("names", "within"),
+    [
+        (["1f1b", "interleaved_1f1b"], 0.001),
+        pytest.param(["gpipe", "looped_bfs"], 0.001, marks=pytest.mark.slow),
+        pytest.param(["interleaved_zero_bubble", "zbv", "dualpipev"], 0.06, marks=pytest.mark.slow),
+    ],
+    ids=["one by one", "breadth first", "split backward"],
+)
+def test_ranks_hold_what_is_planned(names: list[str], within: float) -> None:
+    """Exact where a backward is whole."""
+    policies = ["undecided -> save", "undecided -> recompute", "recompute everything in block; save addmm in block"]
+    cases = [(name, 2 * STAGES_A_RANK[name], text) for name in names for text in policies]
+    found = run_ranks(compare, 2, cases)
+    for number, case in enumerate(cases):
+        for rank, peak in planned(*case).items():
+            assert found[rank][number] == pytest.approx(peak, rel=within), (case, rank)

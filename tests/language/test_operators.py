@@ -368,7 +368,19 @@ WHERE = [pytest.param(each, id=f"{each.words[0]}-{each.sense}") for each in mean
 def known_words() -> set[str]:
     pairs = {terminal_texts().get(each, ("every 2nd",))[0] for each in word_pairs()}
     predicates = {*FLAGS, *MEASURES, *PROPERTIES, *OF_PREDICATES}
-    named = {*ACTIONS, *lexer().openers, *FIGURES, *UNITS, *NAMES_IN_ONE_PLACE, "within", "3rd", "at least", "at most"}
+    named = {
+        *ACTIONS,
+        *lexer().openers,
+        *FIGURES,
+        *UNITS,
+        *NAMES_IN_ONE_PLACE,
+        "within",
+        "stage",
+        "stages",
+        "3rd",
+        "at least",
+        "at most",
+    }
     return {*keywords(), *pairs, *predicates, *named, *SIGNS}
 
 

@@ -11,12 +11,7 @@
 (modifier) @keyword.modifier
 
 [
-  "policy" "requires" "include" "device" "let" "blocks" "undecided" "expect"
-  "fuse" "chains" "over" "collapse" "round_trips" "chunk" "loss" "into" "tokens"
-  "bucket" "prefetch" "ahead" "delay" "overlap" "keep" "order" "flight" "within" "peak" "up" "to" "rank" "as" "row"
-  "saved" "recomputed" "offloaded" "exactly" "at" "least" "most" "no" "lossless"
-  "everything" "first" "last" "every" "half" "of" "chain" "after" "before" "through"
-  "in" "outside" "where" "per" "from" "block" "graph" "cut" "is"
+  "policy" "requires" "include" "device" "let" "blocks" "undecided" "expect" "fuse" "chains" "over" "collapse" "round_trips" "chunk" "loss" "into" "tokens" "bucket" "prefetch" "ahead" "delay" "overlap" "keep" "order" "flight" "within" "peak" "up" "to" "rank" "as" "row" "saved" "recomputed" "offloaded" "exactly" "at" "least" "most" "no" "lossless" "everything" "first" "last" "every" "half" "of" "chain" "after" "before" "through" "in" "outside" "where" "per" "from" "block" "graph" "cut" "is" "schedule" "stages" "microbatches" "stage"
 ] @keyword
 
 (step ["users" "inputs"] @keyword)
@@ -38,7 +33,7 @@
     "FLOP" "KFLOP" "MFLOP" "GFLOP" "TFLOP" "PFLOP" "FLOPs" "KFLOPs" "MFLOPs" "GFLOPs" "TFLOPs" "PFLOPs"
     "s" "ms" "us" "ns" "µs" "μs"))
 
-((figure) @property (#any-of? @property "peak" "exposed" "flops" "operators" "time" "forward" "step" "memory" "host"))
+((figure) @property (#any-of? @property "peak" "exposed" "flops" "operators" "time" "forward" "step" "memory" "host" "stage"))
 (figure "step" "time") @property
 (figure "host" "memory") @property
 

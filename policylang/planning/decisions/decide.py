@@ -137,6 +137,7 @@ def first_decisions(
     seed = Decision(Action.SAVE, None, Why.ALWAYS, "a seed: recomputed operators draw the same numbers from it")
     outside = Decision(Action.SAVE, None, Why.ALWAYS, "outside the blocks, where there is no checkpoint")
     block_output = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
+    received = Decision(Action.SAVE, None, Why.ALWAYS, "another stage reads it: both hold it until their backward")
     action, reason = UNDECIDED[undecided]
     rest = Decision(action, None, Why.UNDECIDED, f"no rule matches it{reason}")
     chunked = {action: Decision(action, None, Why.CHUNKED, _CHUNKED[action]) for action in _CHUNKED}
@@ -149,6 +150,8 @@ def first_decisions(
             decisions[row] = symbolic
         elif flags[owner] & is_seed:
             decisions[row] = seed
+        elif owner in around.received:
+            decisions[row] = received
         elif owner in around.outside:
             decisions[row] = outside
         elif owner in around.detached:

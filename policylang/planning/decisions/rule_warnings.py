@@ -225,7 +225,7 @@ def telling_apart(policy: syntax.Policy, names: Sequence[str]) -> tuple[Diagnost
 
 def _reason(statement: syntax.Statement, policy: syntax.Policy, names: Sequence[str]) -> str | None:
     for part in with_lets(policy, *selectors_of([statement])):
-        if isinstance(part, syntax.InBlock) and part.which.kind != "any":
+        if isinstance(part, syntax.InBlock) and part.which.kind != "any" and part.which.of == "block":
             return "asks which block this is"
         tests = predicates(part.predicate) if isinstance(part, syntax.Where) else ()
         globs = [each.pattern for each in tests if isinstance(each, syntax.Match) and each.property == "module"]

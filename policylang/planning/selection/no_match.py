@@ -108,6 +108,9 @@ def _hint(part: Selector, selections: selectors.Selections) -> str:
             return "; " + nearest_paths_hint(part.glob, selections.facts)
         case syntax.Operator() | syntax.Reference():
             return _traced_hint(part, selections)
+        case syntax.InBlock() if part.which.of == "stage":
+            pipeline = selections.pipeline
+            return "" if pipeline is None else f"; the pipeline has {pipeline.stages} stages"
         case syntax.InBlock() if blocks:
             return f"; the graph has {blocks} blocks"
         case syntax.Ordinal() if blocks or part.scope is not Scope.BLOCK:
@@ -321,6 +324,8 @@ def why_not(selector: Selector, row: int, selections: selectors.Selections) -> s
             case syntax.InModule():
                 return f"`{part_label(node)}`: it is in {facts.modules[row] or 'no module'}"
             case syntax.InBlock():
+                if node.which.of == "stage":
+                    return f"`{part_label(node)}`: it is in stage {selections.stage_of[row]}"
                 block = selections.blocks.block_of[row]
                 lies = "outside every block" if block < 0 else f"in block {block}, {selections.blocks.names[block]}"
                 return f"`{part_label(node)}`: it is {lies}"

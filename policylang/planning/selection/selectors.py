@@ -18,7 +18,7 @@ from typing import assert_never
 
 from attrs import evolve, fields, frozen
 
-from policylang.graph.blocks import BlockTable, Chains, blocks_of, is_one_block
+from policylang.graph.blocks import BlockTable, Chains, blocks_of, is_one_block, stages_of
 from policylang.graph.facts import (
     Facts,
     Flag,
@@ -187,6 +187,11 @@ def choose(ordinal: syntax.Ordinal, rows: list[int], keys: Sequence[Hashable]) -
     return chosen
 
 
+def firsts_of(pipeline: syntax.Pipeline, blocks: int) -> tuple[int, ...]:
+    """The first block of each stage: as the pipeline says, else evenly."""
+    return pipeline.firsts or tuple(stage * blocks // pipeline.stages for stage in range(pipeline.stages))
+
+
 def chosen_blocks(which: syntax.BlockSet, count: int) -> list[bool]:
     """For each of ``count`` blocks, whether the block set holds it."""
     if which.kind == "any":
@@ -268,9 +273,16 @@ class Selections:
     """The sets that the selectors of one policy denote on one graph."""
 
     def __init__(
-        self, facts: Facts, lets: Mapping[str, Let], blocks: BlockTable, chains: Chains, times: NodeTimes | None = None
+        self,
+        facts: Facts,
+        lets: Mapping[str, Let],
+        blocks: BlockTable,
+        chains: Chains,
+        times: NodeTimes | None = None,
+        pipeline: syntax.Pipeline | None = None,
     ) -> None:
         self.facts = facts
+        self.pipeline = pipeline
         self.times = times
         self.prices = None if times is None else OperatorPrices(facts, times)
         self.lets = lets
@@ -281,6 +293,13 @@ class Selections:
         self._classes: dict[tuple[object, ...], int] = {}
         self._rows: list[list[int]] = []  # by class
         self._alive: list[Selector] = []  # keeps the ids in _numbers from being reused
+
+    @cached_property
+    def stage_of(self) -> Sequence[int]:
+        """Node → stage of the pipeline; that which the graph is, if it is one."""
+        if self.pipeline is None or self.pipeline.stage is not None:
+            return array("i", [-1 if self.pipeline is None else self.pipeline.stage or 0]) * len(self.facts)
+        return stages_of(self.facts, self.blocks.block_of, firsts_of(self.pipeline, len(self.blocks.names)))
 
     def rows(self, selector: Selector) -> list[int]:
         """The forward nodes a resolved selector denotes, in graph order. The list is shared: do not change it."""
@@ -317,8 +336,13 @@ class Selections:
                 return [row for row in parts[0] if covers(facts.modules[row]) is not node.outside]
             case syntax.InBlock():
                 # The extra last entry answers for -1, "outside every block".
-                chosen = [*chosen_blocks(node.which, len(self.blocks.names)), False]
-                return [row for row in parts[0] if chosen[self.blocks.block_of[row]] is not node.outside]
+                of, count = self.blocks.block_of, len(self.blocks.names)
+                if node.which.of == "stage":
+                    of, count = self.stage_of, 0 if self.pipeline is None else self.pipeline.stages
+                    if not count:
+                        return []
+                chosen = [*chosen_blocks(node.which, count), False]
+                return [row for row in parts[0] if chosen[of[row]] is not node.outside]
             case syntax.Ordinal():
                 scope = effective_scope(node.scope, bool(self.blocks.names))
                 return choose(node, parts[0], group_keys(scope, parts[0], facts, self.blocks, self.chains))
@@ -360,7 +384,7 @@ def selections_for(
     ``times``: of the graph's nodes, where there is a device."""
     if blocks is None:
         blocks = blocks_of(facts, None if policy.blocks is None else PathGlob(policy.blocks.glob))
-    return Selections(facts, policy.lets, blocks, Chains(facts), times)
+    return Selections(facts, policy.lets, blocks, Chains(facts), times, policy.pipeline)
 
 
 # --- predicates -------------------------------------------------------------------------------------------------------

@@ -194,3 +194,36 @@ def test_a_whole_backward_frees_as_early_as_torch_does(saves: bool) -> None:
     expected = lives(model(blocks=3), lambda block: partial(checkpoint, block, use_reentrant=False, **options))
     assert [name for name, _ in found] == [name for name, _ in expected]
     assert [x for x, other in zip(found, expected, strict=True) if x[1] > other[1]] == []
+
+
+@pytest.mark.parametrize("text", POLICIES)
+def test_what_a_split_backward_has_read_is_freed(text: str) -> None:
+    """Between the parts waits no more than without a policy, what nobody reads apart; behind the second one nothing."""
+
+    def alive(model: Model, wrap: Callable[..., Any] = lambda block: block) -> tuple[int, ...]:
+        mode, parameters = Lives(), [*model.parameters()]
+        for each in parameters:
+            each.grad = torch.zeros_like(each)
+        with mode:
+            x = inputs().mul(1).detach().requires_grad_()
+            left = right = x
+            for block in model.layers:
+                left, right = wrap(block)(left + right)
+            outputs = [left.sum() + right.sum()]
+            del left, right
+            _, groups = stage_backward_input(outputs, None, [x], model.parameters())
+            del outputs
+            x.grad = None
+            between = mode.live
+            mode.found.clear()
+            stage_backward_weight(model.parameters(), groups)
+            del groups
+        return between, max(live for _, live in mode.found), mode.live
+
+    without, under = model("", 3), model(text, 3)
+    for _ in range(2):
+        between, most, left = alive(without)
+        found = alive(under)
+    assert found[0] <= between or text == POLICIES[-1]  # which saves what no backward reads as well
+    assert found[1] <= max(most, alive(model("", 3), lambda block: partial(checkpoint, block, use_reentrant=False))[1])
+    assert found[2] == left  # the gradients of the parameters

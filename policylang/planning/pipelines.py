@@ -1,0 +1,425 @@
+"""A plan of a whole model as a pipeline of stages: what each stage and rank holds and computes over a whole schedule.
+
+The snapshot is one microbatch through the whole model. Its steps are cut into stages; the memory of a stage's forward
+and backward comes from the lifetimes of the step, and a rank runs them in the order of its schedule. What crosses from
+one stage to the next is held on both sides, whatever the policy says, as ``torch.distributed.pipelining`` does: by the
+sender until its backward, and in buffers of the receiver, which has one for each microbatch. Where a rank waits for its
+sends at the end of the step, what was sent stays until then. Gradients of parameters add up in memory that stays from a
+stage's first backward on.
+
+Of a backward that is split, what is saved and the gradients that the weights' part reads stay until that part, and both
+parts recompute, as eager checkpoints do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from attrs import define, field, frozen
+
+from policylang.graph.blocks import stages_of
+from policylang.graph.facts import Facts, InputKind, Phase, Schedule, StepKind
+from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.selectors import selectors_of, with_lets
+from policylang.language.shown import counted
+from policylang.language.syntax import InBlock, Pipeline, Policy
+from policylang.planning.selection.selectors import Selections, firsts_of
+from policylang.simulation.memory import Lifetimes, Origin, lifetimes
+from policylang.simulation.node_times import NodeTimes
+from policylang.simulation.streams import RunLog, walk
+
+UNKNOWN_STAGES, NO_PIPELINE = "APL656", "APL657"
+
+
+@frozen
+class StageFigures:
+    """One stage, over a whole schedule. Bytes and seconds; seconds are None without a device."""
+
+    stage: int
+    rank: int
+    blocks: tuple[int, int]
+    """The first, and the one behind the last."""
+    in_flight: int
+    """The most microbatches whose saved values it holds at once."""
+    saved: int
+    """Of all of them: at the most, with what it was sent and what it returned."""
+    peak: int
+    """Of its rank, with all of the rank's stages."""
+    recomputed_seconds: float | None
+    step_seconds: float | None
+    """That its rank computes for it, all microbatches together."""
+
+
+@frozen(eq=False)
+class PipelineFigures:
+    stages: tuple[StageFigures, ...]
+    step_seconds: float | None
+    """From the first forward to the last backward of any rank, waits for other ranks included; sends take no time."""
+
+
+@define(eq=False)
+class _Stage:
+    """One microbatch in one stage. Bytes above what the rank holds anyway; seconds."""
+
+    forward_peak: int = 0
+    saved: int = 0
+    backward_peak: int = 0
+    """With what is saved; each gradient of a parameter counts while it is made."""
+    first_backward_peak: int = 0
+    """The same where these gradients stay."""
+    between: int = 0
+    """The gradients that the weights' part of a split backward reads."""
+    weights_peak: int = 0
+    """Of that part, with what is saved: what is recomputed for it, and the largest gradient."""
+    sent: tuple[int, int] = (0, 0)
+    """What a microbatch sends in the forward, and in the backward."""
+    gradients: int = 0
+    resident: int = 0
+    per_step: int = 0
+    """What a microbatch is sent, gradients too, and its inputs: a rank has buffers for all microbatches."""
+    seconds: Counter[str] = field(factory=Counter)
+    """Of the forward, the inputs' and the weights' part of the backward, and recomputation: F, I, W, R."""
+
+    def taken(self, kind: str, is_first: bool) -> float:
+        """The seconds of one action; the first stage has no gradient of an input, so it does all at the weights."""
+        time = self.seconds
+        match kind:
+            case "F":
+                return time["F"]
+            case "B":
+                return time["I"] + time["W"] + time["R"]
+            case "I":
+                return 0.0 if is_first else time["I"] + time["R"]
+            case _:
+                return time["W"] + time["R"] + (time["I"] if is_first else 0.0)
+
+    def recomputes(self, kind: str, is_first: bool) -> bool:
+        return kind in "BW" or (kind == "I" and not is_first)
+
+
+def received(facts: Facts, selections: Selections) -> frozenset[int]:
+    """The producers of values that another stage than theirs reads: a stage holds what it is sent, whatever the policy
+    says. What is made of one parameter alone each stage makes itself."""
+    pipeline = selections.pipeline
+    if pipeline is None or not pipeline.order:
+        return frozenset()
+    stage_of, own = selections.stage_of, selections.chains.from_parameter_mask
+    owners, mask = facts.owners, facts.forward_mask
+    found = set()
+    for row in facts.forward:
+        for source in facts.inputs[row]:
+            if mask[source] and stage_of[source] != stage_of[row] and not own[source]:
+                found.add(owners[source])
+    return frozenset(found)
+
+
+def stage_errors(policy: Policy, selections: Selections, *, is_stage: bool) -> Iterator[Diagnostic]:
+    """An error for each line that speaks of stages which nobody knows, and for stages that the graph has not.
+    ``is_stage``: one block is planned by itself, as part of whatever stage has it."""
+    pipeline, count = policy.pipeline, len(selections.blocks.names)
+    for statement in policy.statements:
+        for part in with_lets(policy, *selectors_of([statement])):
+            if not isinstance(part, InBlock) or part.which.kind == "any":
+                continue
+            line = statement.span
+            if part.which.of == "stage" and (pipeline is None or not pipeline.known):
+                help = (
+                    "write `schedule 1f1b into 4 stages of 16 microbatches`, or pass `--schedule` to `policylang plan`"
+                )
+                if pipeline is not None:
+                    help = "say which stage this is: `policylang.load(…, stage=0)`"
+                message = f"`{line.one_line}` asks for stages, and it is not known which there are"
+                yield diagnose(UNKNOWN_STAGES, message, line, help=help)
+            elif part.which.of == "block" and pipeline is not None and pipeline.stage is not None:
+                message = f"`{line.one_line}` asks which of the model's blocks this is, and a stage knows its own alone"
+                help = "say in which stages instead, such as `in first half of stages`"
+                yield diagnose(UNKNOWN_STAGES, message, line, help=help)
+    if pipeline is None or pipeline.stage is not None or not pipeline.order or is_stage:
+        return
+    firsts = firsts_of(pipeline, count)
+    if count < pipeline.stages or max(firsts) >= count:
+        message = f"the model is to be cut into {counted(pipeline.stages, 'stage')}, and has {counted(count, 'block')}"
+        if count >= pipeline.stages:
+            message = f"a stage is to begin with block {max(firsts)}, and the model has {counted(count, 'block')}"
+        span = None if pipeline.span.source.text == "" else pipeline.span
+        yield diagnose(NO_PIPELINE, message, span, help="ask for fewer stages, or name the blocks with `blocks`")
+
+
+def pipeline_figures(
+    pipeline: Pipeline | None,
+    facts: Facts,
+    schedule: Schedule,
+    times: NodeTimes | None,
+    block_of: Sequence[int],
+    blocks: int,
+) -> PipelineFigures | None:
+    """The figures of each stage of a step that runs in this order, on a graph of so many blocks; None where that is no
+    whole model with a schedule."""
+    if pipeline is None or not pipeline.order or blocks < pipeline.stages:
+        return None
+    firsts = firsts_of(pipeline, blocks)
+    cut = _Cut(facts, schedule, times, stages_of(facts, block_of, firsts), pipeline)
+    stages, timed = cut.stages, cut.seconds is not None
+    end, busy, again = _timetable(pipeline, stages)
+    found: dict[int, StageFigures] = {}
+    for rank, actions in enumerate(pipeline.order):
+        peak, in_flight = _rank(pipeline.schedule, actions, stages, pipeline.microbatches)
+        for stage in dict.fromkeys(stage for _, stage, _ in actions):
+            last = firsts[stage + 1] if stage + 1 < len(firsts) else blocks
+            saved = in_flight[stage] * stages[stage].saved
+            again_seconds, seconds = (again[stage], busy[stage]) if timed else (None, None)
+            span, count = (firsts[stage], last), in_flight[stage]
+            found[stage] = StageFigures(stage, rank, span, count, saved, peak, again_seconds, seconds)
+    return PipelineFigures(tuple(found[stage] for stage in sorted(found)), end if timed else None)
+
+
+def _rank(
+    schedule: str, actions: Sequence[tuple[str, int, int]], stages: Sequence[_Stage], microbatches: int
+) -> tuple[int, Counter[int]]:
+    """The peak of a rank over its schedule, and by stage the most microbatches in flight."""
+    own = dict.fromkeys(stage for _, stage, _ in actions)
+    live = sum(stages[each].resident + stages[each].per_step * microbatches for each in own)
+    peak, holding, most = live, Counter[int](), Counter[int]()
+    sent = max(max(stages[each].sent) for each in own)
+    keeps_sent = waits_at_end(schedule)
+    live += 0 if keeps_sent else sent  # 1F1B's list of a send lives until the next
+    began: set[int] = set()
+    for kind, at, _ in actions:
+        stage, is_first = stages[at], at == 0
+        if kind == "F":
+            peak = max(peak, live + stage.forward_peak)
+            live += stage.saved
+            holding[at] += 1
+            most[at] = max(most[at], holding[at])
+            continue
+        parts = 0 if kind == "B" or is_first else stage.between
+        if kind != "I" or not is_first:
+            without = live - stage.saved
+            top = stage.backward_peak if at in began else stage.first_backward_peak
+            top = stage.weights_peak if kind == "W" and not is_first else top
+            peak = max(peak, without + top)
+        if kind != "I" and at not in began:
+            began.add(at)
+            live += stage.gradients
+        if kind in "BI" and keeps_sent:
+            live += sum(stage.sent)
+        if kind == "I":
+            live += parts
+            peak = max(peak, live)
+        else:
+            live -= stage.saved + parts
+            holding[at] -= 1
+    return peak, most
+
+
+def waits_at_end(schedule: str) -> bool:
+    """True where torch waits for sends at the end of the step, and holds until then what was sent."""
+    return schedule != "1f1b"
+
+
+def _timetable(pipeline: Pipeline, stages: Sequence[_Stage]) -> tuple[float, Mapping[int, float], Mapping[int, float]]:
+    """When the last rank is done; by stage the seconds that are computed for it, and those of recomputation. An action
+    waits for its microbatch's in the stage before (of a backward, the one behind)."""
+    done: dict[tuple[str, int, int], float] = {}
+    busy, again = defaultdict[int, float](float), defaultdict[int, float](float)
+    clock, at = [0.0] * len(pipeline.order), [0] * len(pipeline.order)
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(pipeline.order):
+            while at[rank] < len(actions):
+                kind, stage, batch = actions[at[rank]]
+                needed = ("F", stage - 1, batch) if kind == "F" else ("I", stage + 1, batch)
+                is_free = kind == "W" or (stage == 0 if kind == "F" else stage == pipeline.stages - 1)
+                if not is_free and needed not in done:
+                    break
+                length = stages[stage].taken(kind, stage == 0)
+                clock[rank] = max(clock[rank], 0.0 if is_free else done[needed]) + length
+                done["I" if kind == "B" else kind, stage, batch] = clock[rank]
+                busy[stage] += length
+                again[stage] += stages[stage].seconds["R"] if stages[stage].recomputes(kind, stage == 0) else 0.0
+                at[rank] += 1
+                moved = True
+    return max(clock), busy, again
+
+
+class _Cut:
+    """The steps of one microbatch, by stage."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        schedule: Schedule,
+        times: NodeTimes | None,
+        stage_of: Sequence[int],
+        pipeline: Pipeline,
+    ) -> None:
+        self.facts, self.schedule, self.times, self.stage_of = facts, schedule, times, stage_of
+        self.count = pipeline.stages
+        self.rank_of = {stage: rank for rank, actions in enumerate(pipeline.order) for _, stage, _ in actions}
+
+    @cached_property
+    def seconds(self) -> Sequence[float] | None:
+        """By step: until it is over, from the end of the step before."""
+        if self.times is None:
+            return None
+        log = RunLog()
+        walk(self.facts, self.schedule, self.times, log)
+        ends = [
+            log.ends.get((row, region if kind == StepKind.SECOND_RUN else 0), 0.0) if kind <= 1 else 0.0
+            for kind, row, region in self.schedule
+        ]
+        latest = [0.0, *accumulate(ends, max)]
+        return [now - before for before, now in pairwise(latest)]
+
+    @cached_property
+    def steps(self) -> list[list[int]]:
+        """By stage its steps, those of the forward first."""
+        found: list[list[int]] = [[] for _ in range(self.count)]
+        for step, row in enumerate(self.schedule.rows):
+            found[self.stage_of[row]].append(step)
+        return found
+
+    @cached_property
+    def readers(self) -> tuple[Mapping[int, set[int]], Mapping[int, set[int]]]:
+        """By memory that another stage made, the stages that read it; by input, its stages."""
+        crossing, inputs = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
+        facts, roots, stage_of = self.facts, self.facts.storage_roots, self.stage_of
+        for kind, row, _ in self.schedule:
+            for source in facts.inputs[row] if kind <= StepKind.SECOND_RUN else ():
+                root = roots[source]
+                if facts.ops[root] in ("placeholder", "get_attr"):
+                    inputs[root].add(stage_of[row])
+                elif stage_of[root] != stage_of[row]:
+                    crossing[root].add(stage_of[row])
+        return crossing, inputs
+
+    @cached_property
+    def stages(self) -> list[_Stage]:
+        found = [_Stage() for _ in range(self.count)]
+        starts = [bisect_right(steps, self.backward - 1) for steps in self.steps]
+        changes = [[0] * (len(steps) + 2) for steps in self.steps]
+        kept, again = ([[0] * (len(steps) + 2) for steps in self.steps] for _ in range(2))
+        largest = [0] * self.count
+
+        def holds(stage: int, size: int, first: int, last: int) -> None:
+            """From one of a stage's steps to another, as it numbers them."""
+            if last < first:
+                return
+            changes[stage][first] += size
+            changes[stage][last + 1] -= size
+            found[stage].saved += size if first < starts[stage] <= last else 0
+
+        made: Lifetimes = lifetimes(self.facts, self.schedule)
+        crossing, inputs = self.readers
+        for origin, row, _, size, begun, last in made:
+            if origin == Origin.INPUT:
+                self._input(row, size, sorted(inputs.get(row, ())), found)
+                continue
+            stage = self.stage_of[row] if origin != Origin.TANGENT else self.count - 1
+            own, start = self.steps[stage], starts[stage]
+            if not own:
+                continue
+            first, end = bisect_right(own, begun) - 1, len(own) - 1
+            first = max(first, 0) if origin != Origin.TANGENT else start
+            if last >= len(self.schedule) and begun >= self.backward:  # a gradient that the graph returns
+                found[stage].gradients += size
+                kept[stage][first + 1] += size
+                largest[stage] = max(largest[stage], size)
+                last = begun
+            others = crossing.get(row, ())
+            there = [each for each in others if self.rank_of[each] != self.rank_of[stage]]
+            if there and self._learned[row]:
+                ahead, back = found[stage].sent
+                found[stage].sent = (ahead + size, back) if begun < self.backward else (ahead, back + size)
+            if origin == Origin.SECOND_RUN:
+                again[stage][first] += size
+                again[stage][max(first, min(end, bisect_right(own, last) - 1)) + 1] -= size
+            if (others or row in self._output) and begun < self.backward:
+                holds(stage, size, first, end)  # until its backward, with what autograd has of it
+            else:
+                holds(stage, size, first, max(first, min(end, bisect_right(own, last) - 1)))
+            for other in others:
+                if begun < self.backward and not self._learned[row]:  # masks and positions: it makes its own
+                    holds(other, size, 0, len(self.steps[other]) - 1)
+                elif other in there:
+                    found[other].per_step += size
+                elif begun >= self.backward:
+                    found[other].resident += size
+        between = self._between()
+        for stage, each in enumerate(found):
+            alive, returned = [*accumulate(changes[stage])], [*accumulate(kept[stage])]
+            start, end = starts[stage], len(self.steps[stage])
+            each.forward_peak = max(alive[:start], default=0)
+            each.backward_peak = max(alive[start:end], default=0)
+            both = map(int.__add__, alive[start:end], returned[start:end])
+            each.first_backward_peak = max(both, default=0)
+            each.between = between[stage]
+            each.weights_peak = each.saved + max(accumulate(again[stage])) + largest[stage]
+        self._time(found)
+        return found
+
+    @cached_property
+    def backward(self) -> int:
+        """The first step of the backward."""
+        return next((step for step, region in enumerate(self.schedule.regions) if region), len(self.schedule))
+
+    def _input(self, row: int, size: int, stages: Sequence[int], found: Sequence[_Stage]) -> None:
+        is_state = self.facts.input_kinds[row] in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.NOT_AN_INPUT)
+        for stage in stages or (0,):
+            if is_state:
+                found[stage].resident += size
+            else:
+                found[stage].per_step += size
+
+    @cached_property
+    def _for_inputs(self) -> bytearray:
+        """The backward nodes that the gradient of a stage's input needs, one byte each."""
+        facts, mask = self.facts, bytearray(len(self.facts))
+        for row in range(len(facts) - 1, -1, -1):
+            if facts.phases[row] != Phase.BACKWARD:
+                continue
+            for source in facts.inputs[row]:
+                same = self.stage_of[source] == self.stage_of[row]
+                if facts.phases[source] == Phase.BACKWARD and (mask[row] or not same):
+                    mask[source] = 1
+        return mask
+
+    @cached_property
+    def _learned(self) -> bytearray:
+        """The nodes that depend on a parameter, one byte each: others, as masks, each stage makes itself."""
+        facts, mask = self.facts, bytearray(len(self.facts))
+        for row, sources in enumerate(facts.inputs):
+            is_parameter = facts.input_kinds[row] == InputKind.PARAMETER
+            mask[row] = is_parameter or any(mask[source] for source in sources)
+        return mask
+
+    @cached_property
+    def _output(self) -> frozenset[int]:
+        """The memory of what the last stage returns to the loss: what a module makes and no module reads."""
+        facts, modules = self.facts, self.facts.modules
+        reads = ((row, source) for row in facts.forward if not modules[row] for source in facts.inputs[row])
+        return frozenset(facts.storage_roots[source] for _, source in reads if modules[source])
+
+    def _between(self) -> list[int]:
+        """By stage, the bytes of gradients that are made for its input and read for its weights."""
+        facts, found, seen = self.facts, [0] * self.count, set[int]()
+        for row, phase in enumerate(facts.phases):
+            if phase != Phase.BACKWARD or self._for_inputs[row]:
+                continue
+            for source in facts.inputs[row]:
+                root = facts.storage_roots[source]
+                if facts.phases[root] == Phase.BACKWARD and self._for_inputs[source] and root not in seen:
+                    seen.add(root)
+                    found[self.stage_of[row]] += facts.bytes[root]
+        return found
+
+    def _time(self, found: Sequence[_Stage]) -> None:
+        for step, (kind, row, region) in enumerate(self.schedule if self.seconds is not None else ()):
+            assert self.seconds is not None
+            part = "R" if kind == StepKind.SECOND_RUN else "F" if not region else "I" if self._for_inputs[row] else "W"
+            found[self.stage_of[row]].seconds[part] += self.seconds[step]  # type: ignore[assignment]

@@ -1,0 +1,197 @@
+"""Plans of whole models as pipelines: which stage a node is in, what is in flight, and what the figures come to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import policylang
+from policylang.api.planned_graphs import on_graph, scheduled
+from policylang.commands.cli import main
+from policylang.graph.facts import Facts
+from policylang.language.diagnostics import Diagnostic, is_error
+from policylang.language.statements import SCHEDULES, format_policy
+from policylang.language.syntax import Pipeline
+from policylang.planning.pipelines import PipelineFigures
+from policylang.planning.plan import Plan
+
+GRAPH = Path(__file__).parents[2] / "docs" / "graphs" / "llama3_8b.graph"
+ROUND = "recompute everything in block; save everything in block where crosses block\n"
+
+
+@pytest.fixture(scope="module")
+def llama() -> Facts:
+    return policylang.load_snapshot(GRAPH)
+
+
+def planned(facts: Facts, text: str, device: str | None = None) -> tuple[Plan, list[str]]:
+    (made,), found = on_graph(
+        policylang.parse(text),
+        {"graph": facts},
+        None,
+        one_model=False,
+        device=device and policylang.load_device(device),
+    )
+    return made, [f"{each.code} {each.message}" for each in found if is_error(each)]
+
+
+def figures(made: Plan) -> PipelineFigures:
+    assert made.pipeline is not None
+    return made.pipeline
+
+
+def test_lines_about_stages_are_formatted_as_they_are_read() -> None:
+    text = (
+        "save mm in stages 0..0\nsave mm in last stage\nsave mm in first half of stages\nsave mm outside stages 1..2\n"
+        "save mm in every 2nd stage\nsave mm in first 2 stages\n"
+        "schedule 1f1b into 4 stages of 16 microbatches\nexpect peak <= 70 GiB per stage\n"
+    )
+    assert format_policy(policylang.parse(text)) == f"policy policy\n{text}"
+    assert "save mm in stages 0..0" in format_policy(policylang.parse("save mm in stage 0"))
+
+
+def test_a_module_may_be_called_stages() -> None:
+    text = "save mm in stages\nsave mm in stages.0\nsave mm in stage\n"
+    assert format_policy(policylang.parse(text)) == f"policy policy\n{text}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("schedule 1f2b into 4 stages of 2 microbatches", "there is no schedule `1f2b`"),
+        ("schedule 1f1b into 0 stages of 2 microbatches", "a pipeline has at least one stage"),
+        ("schedule gpipe into 4 steps of 2 microbatches", "`stages` is to be here, not `steps`"),
+        ("expect exposed <= 1 ms per stage", "`peak` is expected per stage, not `exposed`"),
+        ("schedule gpipe into 2 stages of 2 microbatches; " * 2, "a policy has one `schedule` line"),
+    ],
+)
+def test_what_is_written_wrong_is_named(text: str, message: str) -> None:
+    with pytest.raises(policylang.PolicyError, match=message):
+        policylang.parse(f"{text}\nsave mm")
+
+
+def test_stages_are_cut_by_blocks(llama: Facts) -> None:
+    said = "schedule 1f1b into 4 stages of 16 microbatches\n"
+    made, errors = planned(llama, f"{said}{ROUND}save mm in stage 1; save mm in last stage")
+    assert errors == []
+    names = [[llama.modules[row] for row in rule.decided] for rule in made.rules[2:]]
+    assert {name.split(".")[2] for name in names[0]} == {str(block) for block in range(8, 16)}
+    assert "lm_head" in names[1]  # behind the last block
+    assert {name.split(".")[2] for name in names[1] if "layers" in name} == {str(block) for block in range(24, 32)}
+
+
+def test_saved_values_count_as_often_as_microbatches_are_in_flight(llama: Facts) -> None:
+    one = [
+        each.saved
+        for each in figures(planned(llama, f"schedule gpipe into 4 stages of 1 microbatches\n{ROUND}")[0]).stages
+    ]
+    for schedule, in_flight in (("1f1b", [4, 3, 2, 1]), ("gpipe", [16] * 4)):
+        made, _ = planned(llama, f"schedule {schedule} into 4 stages of 16 microbatches\n{ROUND}")
+        found = figures(made).stages
+        assert [each.in_flight for each in found] == in_flight
+        assert [each.saved for each in found] == [count * size for count, size in zip(in_flight, one, strict=True)]
+        assert [each.blocks for each in found] == [(0, 8), (8, 16), (16, 24), (24, 32)]
+        assert all(each.peak > each.saved for each in found)
+    alone = figures(planned(llama, f"schedule gpipe into 1 stages of 1 microbatches\n{ROUND}")[0])
+    whole = planned(llama, ROUND)[0].peak.bytes
+    logits = 2 * 8192 * 128256  # which a stage holds until its backward is over
+    assert whole + logits <= alone.stages[0].peak <= 1.005 * (whole + logits)
+
+
+def test_a_stage_that_saves_more_has_the_higher_peak(llama: Facts) -> None:
+    said = "schedule 1f1b into 4 stages of 16 microbatches\n"
+    base, more = (figures(planned(llama, f"{said}{ROUND}{rule}")[0]).stages for rule in ("", "save mm in stage 2"))
+    changed = [one.stage for one, other in zip(base, more, strict=True) if one.peak != other.peak]
+    assert changed == [2]
+
+
+def test_a_peak_per_stage_is_expected(llama: Facts) -> None:
+    said = f"schedule 1f1b into 4 stages of 16 microbatches\n{ROUND}"
+    made, _ = planned(llama, said)
+    most = max(figures(made).stages, key=lambda each: each.peak)
+    limit = most.peak / 2**30
+    held, errors = planned(llama, f"{said}expect peak <= {limit + 0.1:.2f} GiB per stage")
+    assert errors == []
+    assert held.expectations[0].status == "held"
+    _, errors = planned(llama, f"{said}expect peak <= {limit - 0.1:.2f} GiB per stage")
+    assert len(errors) == 1
+    assert f"in stage {most.stage}" in errors[0]
+
+
+def test_times_are_those_of_all_microbatches(llama: Facts) -> None:
+    text = "schedule 1f1b into 4 stages of 16 microbatches\n"
+    made, _ = planned(llama, text + ROUND, "h100-sxm")
+    found, one = figures(made), made.step_time
+    assert one is not None
+    assert found.step_seconds is not None
+    busy = [each.step_seconds or 0.0 for each in found.stages]
+    assert sum(busy) == pytest.approx(16 * one.step, rel=1e-6)
+    assert sum(each.recomputed_seconds or 0.0 for each in found.stages) == pytest.approx(16 * one.recomputed, rel=1e-6)
+    slots = (16 + 3) / 16  # of equal stages; the last has the head as well
+    assert max(busy) < found.step_seconds < slots * max(busy)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8), (4, 16)])
+def test_torch_tells_every_step_of_a_schedule(schedule: str, ranks: int, microbatches: int) -> None:
+    stages = ranks * (1 if schedule in ("gpipe", "1f1b") else 2)
+    policy = scheduled(policylang.parse("save mm"), Pipeline(schedule, stages, microbatches))
+    assert not isinstance(policy, Diagnostic)
+    assert policy.pipeline is not None
+    steps = [step for rank in policy.pipeline.order for step in rank]
+    assert len(policy.pipeline.order) == ranks
+    assert len(set(steps)) == len(steps)
+    every = {(stage, batch) for stage in range(stages) for batch in range(microbatches)}
+    for kinds in ("F", "BI", "BW"):
+        assert {step[1:] for step in steps if step[0] in kinds} == every
+    for rank in policy.pipeline.order:
+        at = {step: number for number, step in enumerate(rank)}
+        for kind, stage, batch in rank:
+            if kind != "F":
+                assert at["F", stage, batch] < at[kind, stage, batch]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("save mm in stage 0", "APL656 `save mm in stage 0` asks for stages, and it is not known which there are"),
+        ("schedule 1f1b into 64 stages of 64 microbatches; save mm", "APL657 the model is to be cut into 64 stages"),
+        ("schedule 1f1b into 4 stages of 2 microbatches; save mm", "APL657 `1f1b` does not take 4 stages of 2"),
+        ("schedule zbv into 3 stages of 4 microbatches; save mm", "APL657 `zbv` does not take 3 stages"),
+        ("schedule 1f1b into 4 stages of 8 microbatches; save mm in stage 4", "matches nothing"),
+        ("schedule 1f1b into 4 stages of 8 microbatches; save mm in first 10% of stages", "APL369"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_line(llama: Facts, text: str, message: str) -> None:
+    result = policylang.check(policylang.parse(text), graph=llama)
+    assert any(message in f"{each.code} {each.message}" for each in result.diagnostics if is_error(each))
+
+
+def test_a_policy_is_for_one_stage() -> None:
+    text = "schedule 1f1b into 4 stages of 16 microbatches\nsave mm in stage 1"
+    texts = {policylang.parse(text, stage=stage).canonical for stage in (None, 0, 1)}
+    assert len(texts) == 3  # caches tell them apart
+    for wrong in (4, -1):
+        with pytest.raises(policylang.PolicyGraphError, match=r"APL657.*the policy has 4 stages"):
+            policylang.parse(text, stage=wrong)
+    with pytest.raises(policylang.PolicyGraphError, match="no `schedule` line"):
+        policylang.parse("save mm", stage=0)
+
+
+def test_the_command_line_says_the_pipeline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    policy = tmp_path / "mine.apl"
+    policy.write_text(ROUND)
+    how = ["plan", str(policy), "--graph", str(GRAPH), "--no-project", "--summary"]
+    pipeline = ["--schedule", "interleaved_1f1b", "--microbatches", "8"]
+    assert main([*how, *pipeline, "--stages", "0,3,9,20", "--output-format", "json", "--device", "h100-sxm"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["blocks"] for each in found["stages"]] == [[0, 3], [3, 9], [9, 20], [20, 32]]
+    assert [each["rank"] for each in found["stages"]] == [0, 1, 0, 1]
+    assert {"peak", "saved", "recomputed_seconds", "step_seconds"} <= found["stages"][0].keys()
+    assert found["pipeline"]["step_seconds"] > max(each["step_seconds"] for each in found["stages"])
+    assert main([*how, *pipeline, "--stages", "4"]) == 0
+    assert "pipeline interleaved_1f1b: 4 stages on 2 ranks, 8 microbatches" in capsys.readouterr().out
+    for wrong in (["--stages", "0,3,3"], ["--stages", "2,3"], ["--stages", "x"], []):
+        assert main([*how, *pipeline, *wrong]) == 2
