@@ -151,7 +151,8 @@ def _cases() -> Iterator[tuple[str, str, str]]:
     for figure in FIGURES:
         names = figure.split()
         limit = "1 GiB" if figure in ("saved", "recomputed") else "5%"
-        yield from ((f"expect {figure} <= {limit}", word, "keyword" if word in WORDS else "property") for word in names)
+        kinds = [(word, "keyword" if word in WORDS or word == "stage" else "property") for word in names]
+        yield from ((f"expect {figure} <= {limit}", *each) for each in kinds)
     yield from ((f"expect {figure} <= 5% of forward", "forward", "property") for figure in ("saved", "recomputed"))
     yield "expect exposed <= 5% of step", "step", "property"
     yield "save mm where crosses cut per auto", "auto", "constant"
