@@ -107,7 +107,7 @@ def fit(options: argparse.Namespace) -> Exit:
         return show(failed, "fit", options.subject, "the function is called with `seq` and `batch`, if it takes them")
     except PolicyError as error:
         return _refused(error, as_json)
-    files = _written(options.output, found) if options.output and found.answer.tuned else ()
+    files = _written(options.output, cluster, found) if options.output and found.answer.tuned else ()
     if as_json:
         say(_json(subject, cluster, found, options.output, files), "json")
     else:
@@ -151,7 +151,7 @@ def _mesh(options: argparse.Namespace) -> dict[str, int]:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _written(output: str, found: Fitted) -> tuple[str, ...]:
+def _written(output: str, cluster: Cluster, found: Fitted) -> tuple[str, ...]:
     from policylang.graph.snapshot import write
 
     assert found.answer.tuned is not None
@@ -159,12 +159,12 @@ def _written(output: str, found: Fitted) -> tuple[str, ...]:
     write_output(found.answer.tuned.text, output)
     graph, test = recipe.with_suffix(".graph"), recipe.with_suffix(".test.md")
     write(found.facts, graph)
-    write_output(_test(recipe.name, graph.name, found), str(test))
+    write_output(_test(recipe.name, graph.name, cluster, found), str(test))
     return output, str(graph), str(test)
 
 
-def _test(recipe: str, graph: str, found: Fitted) -> str:
-    """A policy test that fails when the recipe, its includes or the graph change what is decided."""
+def _test(recipe: str, graph: str, cluster: Cluster, found: Fitted) -> str:
+    """A policy test that fails when the recipe, its includes or the graph change what is decided on its path."""
     from policylang.language.loader import parse_policy
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.liveness import saved_and_recomputed
@@ -173,9 +173,9 @@ def _test(recipe: str, graph: str, found: Fitted) -> str:
     assert found.answer.tuned is not None
     policy = parse_policy(found.answer.tuned.text).policy
     assert policy is not None
-    needs = saved_and_recomputed(plan(policy, found.facts, capabilities_for(found.facts.kind)))
+    needs = saved_and_recomputed(plan(policy, found.facts, capabilities_for(found.facts.kind, cluster.path)))
     claims = f"# saved: {len(needs.saved)}\n# recomputed: {len(needs.recomputed)}"
-    return f'# {recipe} on {graph}\n\n```apl graph={graph}\ninclude "{recipe}"\n{claims}\n```\n'
+    return f'# {recipe} on {graph}\n\n```apl graph={graph} path={cluster.path}\ninclude "{recipe}"\n{claims}\n```\n'
 
 
 # --- output ---------------------------------------------------------------------------------------------------------

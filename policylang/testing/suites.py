@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from attrs import define, evolve, field, frozen
 
 from policylang.api.load import operators_in
-from policylang.api.planned_graphs import findings
+from policylang.api.planned_graphs import findings, refused_of_any_graph
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import SUFFIX, load
@@ -30,7 +31,7 @@ from policylang.language.operators import OperatorTable
 from policylang.language.parser import parse_file
 from policylang.language.shown import counted, did_you_mean, nearest
 from policylang.language.syntax import Bucket, Include, Let, Policy, Rewriting, Rule, Scheduling, Statement
-from policylang.planning.capabilities import capabilities_for
+from policylang.planning.capabilities import PLANNED, PathName, capabilities_for
 from policylang.planning.graph_edit import Edit, Refusal
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import OrderPlan, Plan
@@ -394,9 +395,9 @@ def _key(rule: Rewriting | _Line) -> _Key:
 
 
 NO_TESTS = "APL515"
-POLICY, GRAPH, ALLOW, IGNORE = "apl", "graph", "allow", "ignore"
+POLICY, GRAPH, PATH, ALLOW, IGNORE = "apl", "graph", "path", "allow", "ignore"
 _MARKDOWN = ".md"
-_INFO_HELP = "for example `apl graph=two_layers`, `apl allow=APL303`, `apl ignore`"
+_INFO_HELP = "for example `apl graph=two_layers`, `apl path=eager`, `apl allow=APL303`, `apl ignore`"
 _NOT_OURS = ("node_modules", "__pycache__")
 
 
@@ -530,27 +531,33 @@ class _File:
         planned = section == fence.section
         facts = facts if planned else None
         named = False
+        path: PathName | None = None
         allowed: tuple[str, ...] = ()
         for word in fence.words[1:]:
             key, sign, value = word.text.partition("=")
             if key == GRAPH and sign and not named:
                 facts = self._find(value, evolve(word, start=word.start + len(key) + 1))
                 named = planned = True
+            elif key == PATH and path is None and value in PLANNED:
+                path = cast(PathName, value)
             elif key == ALLOW and sign and not allowed and all(code in CODES for code in value.split(",")):
                 allowed = tuple(value.split(","))
             else:
-                help = did_you_mean(nearest(word.text, (IGNORE,))) or _INFO_HELP
+                near = nearest(word.text, (IGNORE, *(f"{PATH}={each}" for each in PLANNED)))
+                help = did_you_mean(near) or _INFO_HELP
                 self.problems.append(diagnose(INFO, f"`{word.text}` is no option of a policy", word, help=help))
         source = lifted(fence)
         claims, problems = read_claims(source)
         # By the manifest and the graph alone: a test has the same result whether torch is loaded or not.
         operators = OperatorTable.bundled(met=() if facts is None else operators_in(facts))
         loaded = load_source(source, Path(self.source.name), operators=operators)
-        made = None
+        made, refused = None, tuple[Diagnostic, ...]()
         if facts is not None and loaded.policy is not None:
-            made = plan(loaded.policy, facts, capabilities_for(facts.kind))
+            made = plan(loaded.policy, facts, capabilities_for(facts.kind, path))
             self.coverage.add(made)
-        found = (*loaded.diagnostics, *(() if made is None else findings(made)))
+        elif path is not None and not planned and loaded.policy is not None:
+            refused = refused_of_any_graph(loaded.policy, path)
+        found = (*loaded.diagnostics, *(refused if made is None else findings(made)))
         case = _Case(source, claims, made, planned, planned and facts is None, frozenset(allowed))
         self.policies += 1
         self.claims += len(claims)

@@ -131,6 +131,19 @@ def test_a_flat_graph_is_planned_as_one(tmp_path):
     assert run(tmp_path, page("undecided -> auto\n# saved: a, b, c", graph=flat)).found.diagnostics == ()
 
 
+def test_a_path_is_planned_for(tmp_path):
+    """A checkpoint in eager has no min-cut that decides what no rule does, and orders no collectives."""
+    policy = "recompute sin\nundecided -> auto\n# saved: "
+    assert run(tmp_path, page(policy + "nothing")).found.diagnostics == ()
+    assert run(tmp_path, page(policy + "b", " path=eager")).found.diagnostics == ()
+    bucket = "bucket all_gather up to 2 GiB"
+    assert said(run(tmp_path, page(bucket, " path=eager"))) == [("APL306", 14, bucket)]
+    assert said(run(tmp_path, page(bucket, " path=eager", graph=""))) == [("APL306", 5, bucket)]
+    assert run(tmp_path, page(bucket, graph="")).found.diagnostics == ()
+    (wrong,) = run(tmp_path, page("save mm", " path=eagre")).found.diagnostics
+    assert (wrong.code, wrong.help) == ("APL504", "did you mean `path=eager`?")
+
+
 def test_a_snapshot_beside_the_file(tmp_path):
     facts, _ = read_graph(Source("graph", GRAPH))
     snapshot.write(facts, tmp_path / "small.graph")
