@@ -281,7 +281,7 @@ def _widen(narrow: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         return found.copy_(narrow)
     parts = (_slices(each, found) for each in (found, narrow, scale))
     for target, source, factor in zip(*parts, strict=True):
-        target.copy_(source.to(wide) * factor)
+        target.copy_(source.to(wide).mul_(factor))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from transformers import ViTConfig, ViTModel
 
 import policylang
 from benchmarks.allocations import step_allocations
+from policylang.api.snapshot import facts_of
 from policylang.language.syntax import NarrowForm
+from policylang.planning.capabilities import EAGER, JOINT
+from policylang.planning.planner import plan
+from policylang.simulation.memory import simulate
 from policylang.testing import Agreement, agree
 from tests.support import models
 from tests.support.by_hand import BF16, ROWS8, narrowed_by_hand
@@ -136,3 +141,35 @@ def test_the_report_says_what_the_allocator_frees(name: str, is_compiled: bool) 
         narrowed = policylang.report(model).rules[1].narrowed_bytes or 0
     assert narrowed > 0
     assert len(set(saved)) == 1
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "joint"])
+def test_the_peak_of_a_resnet_falls_by_what_is_planned(is_compiled: bool) -> None:
+    """Beside the plan are the workspaces of convolutions: as many bytes whatever waits in which form."""
+    beside, peaks = set[int](), list[int]()
+    x = torch.randn(2, 3, 24, 24)
+
+    def step(made: nn.Module) -> Tensor:
+        return models.square_loss(made(x))
+
+    for ending in ("", " as bfloat16", " as float8_e4m3fn per row"):
+        model = models.resnet(4, 16).module
+        policy = policylang.parse(
+            f"recompute everything in block\nundecided -> save\nsave convolution in block{ending}"
+        )
+        torch.compiler.reset()
+        if is_compiled:
+            model = torch.compile(model, backend=policylang.backend(policy, inner="aot_eager"))
+            step(model).backward()
+            (facts,), able = facts_of(model), JOINT
+        else:
+            (facts,), able = facts_of(policylang.trace_step(model, step)), EAGER
+            policylang.checkpoint_model(model, policy)
+            step(model).backward()
+        model.zero_grad(set_to_none=True)
+        made = plan(policy, facts, able)
+        timeline = simulate(made.facts, made.schedule)
+        peaks.append(step_allocations(partial(step, model)).peak)
+        beside.add(peaks[-1] - (max(timeline.live) - timeline.resident))
+    assert len(beside) == 1, "bytes beside the plan"
+    assert peaks[0] > peaks[1] > peaks[2]
