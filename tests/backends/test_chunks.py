@@ -442,6 +442,7 @@ HEADS: dict[str, tuple[str, dict[str, Any], str]] = {
     "Phi": ("ForCausalLM", {}, ""), "Qwen3Moe": ("ForCausalLM", {}, "graph break"), "Mamba": ("ForCausalLM", {}, ""),
     "T5": ("ForConditionalGeneration", {"dropout_rate": 0.0}, ""), "Qwen3": ("ForCausalLM", {}, ""),
     "Cohere": ("ForCausalLM", {**GROUPED, **ENDS}, ""), "ViT": ("ForImageClassification", {"num_labels": 7}, ""),
+    "Roberta": ("ForMaskedLM", {}, ""),
 }  # fmt: skip
 """By model: what it ends in, its settings, and what becomes of it under ``torch.compile``."""
 SLOW_HEADS = [pytest.param(name, marks=pytest.mark.slow) for name in list(HEADS)[3:]]
