@@ -37,7 +37,7 @@ module.exports = grammar({
     _end: $ => choice($._newline, ';'),
 
     statement: $ => choice(
-      $.policy, $.requires, $.include, $.device, $.let, $.blocks, $.undecided, $.expect,
+      $.policy, $.requires, $.include, $.device, $.let, $.blocks, $.undecided, $.expect, $.schedule,
       seq(repeat($.modifier), choice($.rule, $.fuse, $.collapse, $.chunk, $.bucket, $.prefetch, $.delay, $.overlap, $.keep_order)),
     ),
     modifier: _ => choice('optional', 'override'),
@@ -51,6 +51,10 @@ module.exports = grammar({
     let: $ => seq('let', field('name', $.identifier), '=', field('selector', $._selector)),
     blocks: $ => seq('blocks', field('modules', $.glob)),
     undecided: $ => seq('undecided', $.arrow, field('fate', choice($.action, $.identifier))),
+    schedule: $ => seq(
+      'schedule', field('name', choice($.identifier, $.path)), 'into', $.integer, $._stage, 'of', $.integer,
+      choice('microbatches', 'microbatch'),
+    ),
     fuse: $ => seq('fuse', $.identifier, 'chains', optional(seq('over', commaSeparated($.dimension)))),
     dimension: $ => $.identifier,
     collapse: _ => seq('collapse', 'round_trips'),
@@ -87,7 +91,8 @@ module.exports = grammar({
 
     expect: $ => seq('expect', choice(
       seq(choice('saved', seq('recomputed', optional($.figure))), optional(seq('per', 'block')), $.comparison, $.limit),
-      seq($.figure, optional(seq('per', alias('host', $.figure))), $.comparison, $.limit),
+      seq($.figure, optional(seq('per', choice(alias('host', $.figure), $._stage))), $.comparison, $.limit,
+        optional(seq('per', $._stage))),
       seq(choice('exactly', seq('at', choice('least', 'most'))), $.integer, field('selector', $._selector)),
       seq(optional(choice('every', 'no')), field('selector', $._selector), choice('saved', 'recomputed', 'offloaded')),
       'lossless',
@@ -131,15 +136,19 @@ module.exports = grammar({
     _filter: $ => choice($.place, $.where, $.chain_of, $.per, $.from),
     place: $ => prec.right(seq(choice('in', 'outside'), $._place)),
     _place: $ => prec.right(choice(
-      field('modules', $.glob),
+      field('modules', choice($.glob, alias($._stages_module, $.glob))),
+      seq($._stage, choice($.integer, $.range)),
       seq('block', optional($.integer)),
       seq('blocks', optional($.range)),
-      seq(choice('first', 'last'), optional($.integer), $._block),
-      seq(choice('first', 'last'), choice(seq('half', 'of'), seq(choice($.integer, $.number), '%', 'of')), $._block),
-      seq('every', $.ordinal, $._block, optional($.from)),
-      seq($.ordinal, 'block'),
+      seq(choice('first', 'last'), optional($.integer), choice($._block, $._stage)),
+      seq(choice('first', 'last'), choice(seq('half', 'of'), seq(choice($.integer, $.number), '%', 'of')), choice($._block, $._stage)),
+      seq('every', $.ordinal, choice($._block, $._stage), optional($.from)),
+      seq($.ordinal, choice('block', $._stage)),
     )),
     _block: _ => choice('block', 'blocks'),
+    _stage: _ => choice('stage', 'stages'),
+    // Behind `in`, without a number, a module that is called so.
+    _stages_module: $ => alias($._stage, $.module),
     where: $ => seq('where', $._predicate),
     chain_of: $ => prec.right(seq('chain', optional(seq(choice('after', 'before'), $._atom)))),
     per: $ => seq('per', choice('block', 'module', 'chain', 'graph', seq($.integer, $._block))),

@@ -176,7 +176,7 @@ def _kind_of_name(word: Lexeme, opener: Lexeme, before: Lexeme | None, after: Le
         return fixed
     if opener.type == "REQUIRES":
         return Number if word[0].isdigit() else Name
-    ends = after is None or after.type == "OVER" or opener.type == "CHUNK"
+    ends = after is None or after.type == "OVER" or opener.type in ("CHUNK", "SCHEDULE")
     if (opener.type, behind, str(word)) in _COMPLETING and ends:
         return Operator.Word
     if behind in _PLACES:

@@ -177,7 +177,7 @@ class UndecidedKind(StatementKind):
 class PipelineKind(StatementKind):
     made, rule, opener = syntax.Pipeline, "pipeline", "schedule"
     named = SCHEDULES
-    closing = (*((("NAME", each)) for each in ("into", "stages", "microbatches")),)
+    closing = (("NAME", "into"), ("PATH", "into"), ("INT", "stages"), ("INT", "microbatches"))
     missing = (
         ("SCHEDULE", "", "a schedule", "such as `schedule 1f1b into 4 stages of 16 microbatches`"),
         ("", "-UP_TO", "stages and microbatches", "such as `into 4 stages of 16 microbatches`"),
