@@ -143,7 +143,7 @@ _STATEMENTS_ELSEWHERE = {
     **dict.fromkeys(("prefetching", "pre_fetch", "pre-fetch", "preload", "hoist"), "prefetch"),
     **dict.fromkeys(("bucketing", "bucketize", "buckets", "coalesce", "merge", "group", "combine"), "bucket"),
     **dict.fromkeys(("postpone", "defer"), "delay"),
-    **dict.fromkeys(("overlapping", "hide", "reorder", "schedule"), "overlap"),
+    **dict.fromkeys(("overlapping", "hide", "reorder"), "overlap"),
     **dict.fromkeys(("assert", "require", "ensure", "assume", "check", "limit"), "expect"),
     **dict.fromkeys(("def", "var", "define", "alias", "set", "const"), "let"),
     **dict.fromkeys(("preserve order of", "preserve the order of", "keep the order of"), "keep order of"),

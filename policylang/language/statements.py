@@ -180,7 +180,7 @@ class PipelineKind(StatementKind):
     closing = (("NAME", "into"), ("PATH", "into"), ("INT", "stages"), ("INT", "microbatches"))
     missing = (
         ("SCHEDULE", "", "a schedule", "such as `schedule 1f1b into 4 stages of 16 microbatches`"),
-        ("", "-UP_TO", "stages and microbatches", "such as `into 4 stages of 16 microbatches`"),
+        ("", "-UP_TO", "a number of stages and of microbatches", "such as `into 4 stages of 16 microbatches`"),
     )
 
     def build(

@@ -3,12 +3,12 @@
 The snapshot is one microbatch through the whole model. Its steps are cut into stages; the memory of a stage's forward
 and backward comes from the lifetimes of the step, and a rank runs them in the order of its schedule. What crosses from
 one stage to the next is held on both sides, whatever the policy says, as ``torch.distributed.pipelining`` does: by the
-sender until its backward, and in buffers of the receiver, which has one for each microbatch. Where a rank waits for its
-sends at the end of the step, what was sent stays until then. Gradients of parameters add up in memory that stays from a
-stage's first backward on.
+sender until its backward, and in buffers of the receiver, which has one for each microbatch; between two stages of one
+rank, in these buffers alone. Where a rank waits for its sends at the end of the step, what was sent stays until then.
+Gradients of parameters add up in memory that stays from a stage's first backward on.
 
-Of a backward that is split, what is saved and the gradients that the weights' part reads stay until that part, and both
-parts recompute, as eager checkpoints do.
+Where a backward is split, what is saved and the gradients that the weights' part reads stay until that part: the inputs'
+part frees neither. Both parts recompute, as eager checkpoints do.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class _Stage:
     """The same where these gradients stay."""
     between: int = 0
     """The gradients that the weights' part of a split backward reads."""
+    inputs_peak: int = 0
+    """Of the inputs' part, with what is saved: it frees nothing of that, and keeps what the other part reads."""
     weights_peak: int = 0
     """Of that part, with what is saved: what is recomputed for it, and the largest gradient."""
     sent: tuple[int, int] = (0, 0)
@@ -200,7 +202,8 @@ def _rank(
         if kind != "I" or not is_first:
             without = live - stage.saved
             top = stage.backward_peak if at in began else stage.first_backward_peak
-            top = stage.weights_peak if kind == "W" and not is_first else top
+            if kind in "IW" and not is_first:
+                top = stage.inputs_peak if kind == "I" else stage.weights_peak
             peak = max(peak, without + top)
         if kind != "I" and at not in began:
             began.add(at)
@@ -303,8 +306,8 @@ class _Cut:
         found = [_Stage() for _ in range(self.count)]
         starts = [bisect_right(steps, self.backward - 1) for steps in self.steps]
         changes = [[0] * (len(steps) + 2) for steps in self.steps]
-        kept, again = ([[0] * (len(steps) + 2) for steps in self.steps] for _ in range(2))
-        largest = [0] * self.count
+        kept, again, inputs_part = ([[0] * (len(steps) + 2) for steps in self.steps] for _ in range(3))
+        largest, waiting = [0] * self.count, self._waiting
 
         def holds(stage: int, size: int, first: int, last: int) -> None:
             """From one of a stage's steps to another, as it numbers them."""
@@ -336,21 +339,24 @@ class _Cut:
             if there and self._learned[row]:
                 ahead, back = found[stage].sent
                 found[stage].sent = (ahead + size, back) if begun < self.backward else (ahead, back + size)
+            freed = max(first, min(end, bisect_right(own, last) - 1)) + 1
             if origin == Origin.SECOND_RUN:
                 again[stage][first] += size
-                again[stage][max(first, min(end, bisect_right(own, last) - 1)) + 1] -= size
-            if (others or row in self._output) and begun < self.backward:
+                again[stage][freed] -= size
+            if origin == Origin.SECOND_RUN or (begun >= self.backward and self._for_inputs[row]):
+                inputs_part[stage][first] += size
+                inputs_part[stage][len(own) if row in waiting[stage] or others else freed] -= size
+            if others and not there and begun < self.backward and self._learned[row]:
+                holds(stage, size, first, start - 1)  # then it is in the buffer of the stage beside it
+            elif (others or row in self._output) and begun < self.backward:
                 holds(stage, size, first, end)  # until its backward, with what autograd has of it
             else:
                 holds(stage, size, first, max(first, min(end, bisect_right(own, last) - 1)))
             for other in others:
                 if begun < self.backward and not self._learned[row]:  # masks and positions: it makes its own
                     holds(other, size, 0, len(self.steps[other]) - 1)
-                elif other in there:
+                else:
                     found[other].per_step += size
-                elif begun >= self.backward:
-                    found[other].resident += size
-        between = self._between()
         for stage, each in enumerate(found):
             alive, returned = [*accumulate(changes[stage])], [*accumulate(kept[stage])]
             start, end = starts[stage], len(self.steps[stage])
@@ -358,7 +364,8 @@ class _Cut:
             each.backward_peak = max(alive[start:end], default=0)
             both = map(int.__add__, alive[start:end], returned[start:end])
             each.first_backward_peak = max(both, default=0)
-            each.between = between[stage]
+            each.between = sum(waiting[stage].values())
+            each.inputs_peak = each.saved + max(accumulate(inputs_part[stage]))
             each.weights_peak = each.saved + max(accumulate(again[stage])) + largest[stage]
         self._time(found)
         return found
@@ -405,17 +412,19 @@ class _Cut:
         reads = ((row, source) for row in facts.forward if not modules[row] for source in facts.inputs[row])
         return frozenset(facts.storage_roots[source] for _, source in reads if modules[source])
 
-    def _between(self) -> list[int]:
-        """By stage, the bytes of gradients that are made for its input and read for its weights."""
-        facts, found, seen = self.facts, [0] * self.count, set[int]()
+    @cached_property
+    def _waiting(self) -> list[dict[int, int]]:
+        """By stage the gradients, and their bytes, that are made for its input and read for its weights. A node that
+        makes both, as of a norm, runs in both parts and reads them twice; what another stage made is in a buffer."""
+        facts, found = self.facts, [dict[int, int]() for _ in range(self.count)]
         for row, phase in enumerate(facts.phases):
             if phase != Phase.BACKWARD or self._for_inputs[row]:
                 continue
-            for source in facts.inputs[row]:
-                root = facts.storage_roots[source]
-                if facts.phases[root] == Phase.BACKWARD and self._for_inputs[source] and root not in seen:
-                    seen.add(root)
-                    found[self.stage_of[row]] += facts.bytes[root]
+            stage = self.stage_of[row]
+            for root in (facts.storage_roots[source] for source in facts.inputs[facts.owners[row]]):
+                is_own = facts.phases[root] == Phase.BACKWARD and self.stage_of[root] == stage
+                if is_own and self._for_inputs[root]:
+                    found[stage][root] = facts.bytes[root]
         return found
 
     def _time(self, found: Sequence[_Stage]) -> None:

@@ -17,7 +17,7 @@ from typing import cast
 from attrs import define, evolve, field, frozen
 
 from policylang.api.load import operators_in
-from policylang.api.planned_graphs import findings, refused_of_any_graph
+from policylang.api.planned_graphs import findings, refused_of_any_graph, scheduled
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import SUFFIX, load
@@ -551,13 +551,16 @@ class _File:
         # By the manifest and the graph alone: a test has the same result whether torch is loaded or not.
         operators = OperatorTable.bundled(met=() if facts is None else operators_in(facts))
         loaded = load_source(source, Path(self.source.name), operators=operators)
-        made, refused = None, tuple[Diagnostic, ...]()
-        if facts is not None and loaded.policy is not None:
-            made = plan(loaded.policy, facts, capabilities_for(facts.kind, path))
+        made, found = None, loaded.diagnostics
+        policy = loaded.policy if facts is None or loaded.policy is None else scheduled(loaded.policy)
+        if isinstance(policy, Diagnostic):
+            found = (*found, policy)
+        elif facts is not None and policy is not None:
+            made = plan(policy, facts, capabilities_for(facts.kind, path))
             self.coverage.add(made)
-        elif path is not None and not planned and loaded.policy is not None:
-            refused = refused_of_any_graph(loaded.policy, path)
-        found = (*loaded.diagnostics, *(refused if made is None else findings(made)))
+            found = (*found, *findings(made))
+        elif path is not None and not planned and policy is not None:
+            found = (*found, *refused_of_any_graph(policy, path))
         case = _Case(source, claims, made, planned, planned and facts is None, frozenset(allowed))
         self.policies += 1
         self.claims += len(claims)

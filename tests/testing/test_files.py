@@ -321,3 +321,12 @@ def test_a_lifted_block_keeps_its_lines_and_a_lowered_span_its_text():
 def test_line_ends_of_another_system():
     (fence,) = fences(Source("page.md", "```apl\r\nsave mm\r\n```\r\n"))
     assert (fence.language, fence.text) == ("apl", "save mm\r\n")
+
+
+def test_a_policy_with_a_schedule_is_planned_as_its_pipeline(tmp_path):
+    schedule = "blocks layers.*\nschedule gpipe into {} stages of 2 microbatches\n"
+    stages = "save mm in stage 0  # matches: a\nsave mm in last stage  # matches: c"
+    assert said(run(tmp_path, page(schedule.format(2) + stages))) == []
+    found = said(run(tmp_path, page(schedule.format(3) + "save mm")))
+    assert [(code, text) for code, _, text in found] == [("APL657", "schedule gpipe into 3 stages of 2 microbatches")]
+    assert "APL656" in [code for code, _, _ in said(run(tmp_path, page("save mm in stage 0")))]
