@@ -7,8 +7,8 @@ sender until its backward, and in buffers of the receiver, which has one for eac
 rank, in these buffers alone. Where a rank waits for its sends at the end of the step, what was sent stays until then.
 Gradients of parameters add up in memory that stays from a stage's first backward on.
 
-Where a backward is split, what is saved and the gradients that the weights' part reads stay until that part: the inputs'
-part frees neither. Both parts recompute, as eager checkpoints do.
+Where a backward is split, what is saved and the gradients that the weights' part reads stay until that part: the part
+for the inputs frees neither. Both parts recompute, as eager checkpoints do.
 """
 
 from __future__ import annotations
