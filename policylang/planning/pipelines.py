@@ -75,6 +75,8 @@ class _Stage:
     """The gradients that the weights' part of a split backward reads."""
     inputs_peak: int = 0
     """Of the inputs' part, with what is saved: it frees nothing of that, and keeps what the other part reads."""
+    released: int = 0
+    """Of what is saved, what that part alone reads before any gradient of a weight: a loss, mostly."""
     weights_peak: int = 0
     """Of that part, with what is saved: what is recomputed for it, and the largest gradient."""
     sent: tuple[int, int] = (0, 0)
@@ -198,9 +200,9 @@ def _rank(
             holding[at] += 1
             most[at] = max(most[at], holding[at])
             continue
-        parts = 0 if kind == "B" or is_first else stage.between
+        parts, released = (0, 0) if kind == "B" or is_first else (stage.between, stage.released)
         if kind != "I" or not is_first:
-            without = live - stage.saved
+            without = live - stage.saved + released * (kind == "W")
             top = stage.backward_peak if at in began else stage.first_backward_peak
             if kind in "IW" and not is_first:
                 top = stage.inputs_peak if kind == "I" else stage.weights_peak
@@ -208,13 +210,14 @@ def _rank(
         if kind != "I" and at not in began:
             began.add(at)
             live += stage.gradients
-        if kind in "BI" and keeps_sent:
-            live += sum(stage.sent)
+        if keeps_sent:
+            live += stage.sent[0] * (kind in "BW") + stage.sent[1] * (kind in "BI")
         if kind == "I":
-            live += parts
+            live += parts - released
             peak = max(peak, live)
         else:
             live -= stage.saved + parts
+            live += released * (kind == "W")
             holding[at] -= 1
     return peak, most
 
@@ -352,6 +355,15 @@ class _Cut:
                 holds(stage, size, first, end)  # until its backward, with what autograd has of it
             else:
                 holds(stage, size, first, max(first, min(end, bisect_right(own, last) - 1)))
+            of_loss = not self.facts.modules[row] or row in self._output
+            if (
+                of_loss
+                and stage == self.count - 1
+                and begun < self.backward
+                and freed > start
+                and row not in self._read_behind
+            ):
+                found[stage].released += size
             for other in others:
                 if begun < self.backward and not self._learned[row]:  # masks and positions: it makes its own
                     holds(other, size, 0, len(self.steps[other]) - 1)
@@ -366,7 +378,7 @@ class _Cut:
             each.first_backward_peak = max(both, default=0)
             each.between = sum(waiting[stage].values())
             each.inputs_peak = each.saved + max(accumulate(inputs_part[stage]))
-            each.weights_peak = each.saved + max(accumulate(again[stage])) + largest[stage]
+            each.weights_peak = each.saved - each.released + max(accumulate(again[stage])) + largest[stage]
         self._time(found)
         return found
 
@@ -426,6 +438,18 @@ class _Cut:
                 if is_own and self._for_inputs[root]:
                     found[stage][root] = facts.bytes[root]
         return found
+
+    @cached_property
+    def _read_behind(self) -> frozenset[int]:
+        """The memory that a backward node reads which a weight's gradient comes before or beside."""
+        facts, mask, found = self.facts, bytearray(len(self.facts)), set[int]()
+        for row, sources in enumerate(facts.inputs):
+            if facts.phases[row] == Phase.BACKWARD:
+                waiting = self._waiting[self.stage_of[row]]
+                same = (each for each in sources if self.stage_of[each] == self.stage_of[row])
+                mask[row] = any(mask[each] or facts.storage_roots[each] in waiting for each in same)
+                found.update(facts.storage_roots[each] for each in sources if mask[row])
+        return frozenset(found)
 
     def _time(self, found: Sequence[_Stage]) -> None:
         for step, (kind, row, region) in enumerate(self.schedule if self.seconds is not None else ()):

@@ -299,6 +299,7 @@ def test_ranks_hold_what_is_planned(names: list[str], within: float) -> None:
 
 @pytest.mark.slow
 def test_ranks_hold_what_is_planned_of_a_llama() -> None:
+    """What is recomputed for the weights' part of a split backward is planned as held longer than it is."""
     policies = [
         "undecided -> save",
         "recompute everything in block",
@@ -309,4 +310,5 @@ def test_ranks_hold_what_is_planned_of_a_llama() -> None:
     found = run_ranks(compare, 2, cases)
     for number, case in enumerate(cases):
         for rank, peak in planned(*case).items():
-            assert found[rank][number] == pytest.approx(peak, rel=0.03), (case, rank)
+            within = 0.001 if case[0] == "1f1b" else 0.01 if case[2] == "undecided -> save" else 0.06
+            assert found[rank][number] == pytest.approx(peak, rel=within), (case, rank)
