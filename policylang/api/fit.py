@@ -25,7 +25,7 @@ from policylang.tracing.configured import SIZES, Parts, StepSizes, built, read_c
 from policylang.tracing.step import problem
 from policylang.tracing.target_device import TargetDevice, target_device
 from policylang.tuning import budgets
-from policylang.tuning.evaluation import Besides, Budget, Choices, Evaluation
+from policylang.tuning.evaluation import Allowed, Besides, Budget, Evaluation
 from policylang.tuning.tuned_policy import TunedPolicy
 
 Progress = Callable[[str], None]
@@ -202,7 +202,7 @@ def _tuned(cluster: Cluster, facts: Facts, graph: str) -> TunedPolicy:
         optimizer=cluster.optimizer,
         reserve=cluster.reserve,
         named=cluster.named,
-        also=Choices(),
+        also=Allowed(),
         path=cluster.path,
         table=False,
     )

@@ -21,7 +21,7 @@ from policylang.planning.capabilities import PLANNED, Capabilities, PathName, ca
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import NodeTimes, lacking, node_times
 from policylang.tuning import budgets
-from policylang.tuning.evaluation import Besides, Budget, Choices, Evaluation, Infeasible, Tuned
+from policylang.tuning.evaluation import Allowed, Besides, Budget, Evaluation, Infeasible, Tuned
 from policylang.tuning.tuned_policy import TunedPolicy, TuningSubject, fingerprint, memory_of, tuned_text
 
 NO_SOLVER = "APL619"
@@ -88,7 +88,7 @@ def tune(
         optimizer=optimizer,
         reserve=reserve,
         named=None if isinstance(device, DeviceProfile) else os.fspath(device),
-        also=Choices(offload, chunk, order, lossy),
+        also=Allowed(offload, chunk, order, lossy),
         path=path,
         table=table,
     )
@@ -104,7 +104,7 @@ def tuned_policy(
     reserve: budgets.Share,
     named: str | None,
     folder: Path = Path(),
-    also: Choices,
+    also: Allowed,
     path: PathName | None,
     table: bool,
     progress: Callable[[str], None] | None = None,

@@ -78,7 +78,7 @@ def tune(options: argparse.Namespace) -> Exit:
     from policylang.api.tune import no_budget, read_or_raise, tuned_policy
     from policylang.report.plan_comparison import account_text, trade_off_text, tuned_json
     from policylang.tuning.budgets import read_budget
-    from policylang.tuning.evaluation import Choices
+    from policylang.tuning.evaluation import Allowed
 
     device = take_graph(options)
     if device is None:
@@ -105,7 +105,7 @@ def tune(options: argparse.Namespace) -> Exit:
                 reserve=options.reserve,
                 named=options.device,
                 folder=Path(options.output).parent if options.output else Path(),
-                also=Choices(options.offload, options.chunk, options.order, options.lossy),
+                also=Allowed(options.offload, options.chunk, options.order, options.lossy),
                 path=options.path,
                 table=options.table,
                 progress=progress,

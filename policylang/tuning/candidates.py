@@ -122,6 +122,16 @@ def of_choice(facts: Facts, classes: ValueClasses, choice: Choice) -> Pattern:
     return tuple(pattern)
 
 
+def of_products(classes: ValueClasses, inside: Vocabulary) -> Pattern:
+    """Blocks keep their outputs and the results of their products: what runs again beside a peak is small, which the
+    bytes kept do not tell, and the integer program knows no peak."""
+    kept = {*classes.crossing, *inside.of_group("matmul")}
+    return tuple(
+        int(Option.SAVE if number in kept or (inside.numbers and not each.inside) else Option.RECOMPUTE)
+        for number, each in enumerate(classes.all)
+    )
+
+
 def texts_by_hand(blocks: int) -> Iterator[str]:
     """Candidates beyond patterns of blocks that save their outputs: every block or every second one recomputed from
     what comes before and its attention's or products' results, stages at the fewest bytes alive."""

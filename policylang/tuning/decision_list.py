@@ -8,6 +8,7 @@ follow another pattern get separate exceptions, or a separate ground rule if tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heapreplace
 from itertools import groupby
 
 from attrs import evolve, frozen
@@ -189,13 +190,24 @@ def _is_so(option: int, said: int) -> bool:
 def _cover(phrases: Sequence[Phrase], must: int, never: int) -> tuple[Phrase, ...] | None:
     """Few and short phrases that take all of ``must`` and nothing of ``never``: the one that takes the most for its
     length first (Chvátal, "A greedy heuristic for the set-covering problem", 1979), then none that others make up for.
+    What a phrase takes of the rest only falls, so most are weighed once (Minoux, "Accelerated greedy algorithms for
+    maximizing submodular set functions", 1978).
     """
     pure = [phrase for phrase in phrases if not phrase.mask & never and phrase.mask & must]
     chosen: list[Phrase] = []
     left = must
+    heap = [(-(phrase.mask & left).bit_count() / phrase.cost, at) for at, phrase in enumerate(pure)]
+    heapify(heap)
     while left:
-        best = max(pure, key=lambda phrase: (phrase.mask & left).bit_count() / phrase.cost, default=None)
-        if best is None or not best.mask & left or len(chosen) == _MOST_PHRASES:
+        if not heap or len(chosen) == _MOST_PHRASES:
+            return None
+        before, at = heap[0]
+        best = pure[at]
+        now = -(best.mask & left).bit_count() / best.cost
+        if now != before:
+            heapreplace(heap, (now, at))
+            continue
+        if not now:
             return None
         chosen.append(best)
         left &= ~best.mask

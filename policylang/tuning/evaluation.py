@@ -66,7 +66,7 @@ class Candidate:
 
 
 @frozen
-class Choices:
+class Allowed:
     """What may be chosen beside saving and recomputing."""
 
     offload: bool = False

@@ -24,6 +24,7 @@ from policylang.tuning.candidates import (
     candidate_table,
     host_patterns,
     of_choice,
+    of_products,
     stacks,
     texts_by_hand,
 )
@@ -129,6 +130,7 @@ class Tuner:
         if by_peak:  # of blocks that need not save their outputs, in all of them alone
             between += whole_classes(self.choices(()), classes.of, 0, classes.beside)[0]
         found = [tuple(int(Option.SAVE) for _ in classes.all)]
+        found += [of_products(classes, self.inside)] if by_peak else []
         found += [composition.with_cheap_saved(of_choice(self.facts, classes, each)) for each in (*hull, *between)]
         if self.capabilities.block_by_block:
             saved = int(Option.SAVE)

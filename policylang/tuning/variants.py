@@ -33,10 +33,10 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times, operator_name
 from policylang.tuning.evaluation import (
+    Allowed,
     Besides,
     Budget,
     Candidate,
-    Choices,
     Infeasible,
     Tuned,
     candidate_of,
@@ -89,14 +89,14 @@ class Variants:
         capabilities: Capabilities,
         budget: Budget,
         besides: Besides,
-        choices: Choices,
+        allowed: Allowed,
         *,
         device_line: str,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         """``device_line``: the statement that names the device; empty if a policy cannot name it."""
         self.facts, self.times, self.capabilities = facts, times, capabilities
-        self.budget, self.besides, self.choices = budget, besides, choices
+        self.budget, self.besides, self.allowed = budget, besides, allowed
         self.device_line, self._progress = device_line, progress
         self._timed = budget.figure == "recompute time"
         there = weights_there(facts) if capabilities.block_by_block else None
@@ -109,7 +109,7 @@ class Variants:
         plain = base = self._base("", table=table)
         if self.budget.limit == inf:
             return plain.found
-        if self.choices.chunk and self.capabilities.rewrites and self.facts.kind in (GraphKind.FLAT, GraphKind.JOINT):
+        if self.allowed.chunk and self.capabilities.rewrites and self.facts.kind in (GraphKind.FLAT, GraphKind.JOINT):
             base = self._cut(plain)
         found = list(self._written(base))
         if (
@@ -118,7 +118,7 @@ class Variants:
             and (whole := self._exact(plain.best.rules)) is not None
         ):
             found.append(whole)  # an order may hide what slices spare
-        if self.choices.order and self.capabilities.orders and not self._timed:
+        if self.allowed.order and self.capabilities.orders and not self._timed:
             found += self._ordered(base, found)
         ranked = sorted(dict.fromkeys(found), key=lambda each: (self._cost(each), self.memory(each), each.rules))
         return self._answer(base, next(filter(self._is_clean, ranked), ranked[0] if ranked else None))
@@ -145,7 +145,7 @@ class Variants:
             each_takes = zip(times.seconds, facts.flags, strict=True)
             seconds = [collectives * each if flag & Flag.COLLECTIVE else each for each, flag in each_takes]
             times = evolve(times, seconds=seconds)
-        offload, progress = self.choices.offload, self._progress
+        offload, progress = self.allowed.offload, self._progress
         return Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=progress)
 
     def _base(self, before: str, *, table: bool = False) -> _Base:
@@ -226,7 +226,7 @@ class Variants:
             yield from self._within(base.tuner, lambda rules: [before + rules + end for end in ends])
         elif not isinstance(base.found, Infeasible):
             yield from filter(self._fits, [self._exact(before + base.best.rules)])
-        if self.choices.lossy and not self._timed:
+        if self.allowed.lossy and not self._timed:
             for form in _FORMS:
                 self._say(f"tuning with copies in {form}")
                 yield from self._within(base.tuner, partial(self._narrowed, before, form))
@@ -274,7 +274,7 @@ class Variants:
                 break
             kept = [each for each in base.before.splitlines(keepends=True) if each[:11] != line[:11]]
             before = "".join(kept) + line
-            trial = self._exact(self._allowed(before + worst.rules))
+            trial = self._exact(self._without_refused(before + worst.rules))
             if trial is None or self.memory(trial) > (1 - _WORTH) * self.memory(worst):
                 continue
             self._say(f"tuning with `{line.strip()}`")
@@ -286,7 +286,7 @@ class Variants:
                 base = other
         return base
 
-    def _allowed(self, text: str) -> str:
+    def _without_refused(self, text: str) -> str:
         """A text without the lines that there is something to say against, such as rules for what slices replace."""
         _, against = self._planned(text)
         at_fault = {each.span.line for each in against if each.span is not None}
