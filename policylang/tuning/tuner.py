@@ -103,6 +103,7 @@ class Tuner:
         self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
         self._sets: dict[bool, _Set] = {}
         self._memory: dict[str, list[int]] = {}
+        self._choices: dict[tuple[int, ...], Choices] = {}
 
     def bound(self, saved: int) -> float:
         """Seconds of recomputation that no choice of values goes below that keeps at most so many bytes."""
@@ -110,8 +111,16 @@ class Tuner:
         return bound_of(self.choices(()), saved)
 
     def choices(self, keep: Sequence[int]) -> Choices:
-        blocks = self.classes.blocks if self.capabilities.block_by_block else None
-        return choices_of(self.facts, self.times, self.capabilities, keep=keep, override=self.override, blocks=blocks)
+        if (key := tuple(keep)) not in self._choices:
+            self._choices[key] = choices_of(
+                self.facts,
+                self.times,
+                self.capabilities,
+                keep=keep,
+                override=self.override,
+                blocks=self.classes.blocks if self.capabilities.block_by_block else None,
+            )
+        return self._choices[key]
 
     def _set(self, budget: Budget) -> _Set:
         """The candidates. For a peak, blocks save their outputs; for bytes saved they need not."""

@@ -149,13 +149,14 @@ class Variants:
         return Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=progress)
 
     def _base(self, before: str, *, table: bool = False) -> _Base:
-        facts = self._tuned_facts
-        if before:
-            policy = parse_policy(before).policy
-            assert policy is not None
-            _, facts = plan_edits(policy, facts, self.capabilities)
+        facts = self._edited(before)
         tuner = self._tuner(facts)
         return _Base(before, tuner, tuner.tuned(self.budget, table=table))
+
+    def _edited(self, before: str) -> Facts:
+        policy = parse_policy(before).policy
+        assert policy is not None
+        return plan_edits(policy, self._tuned_facts, self.capabilities)[1]
 
     def _answer(self, base: _Base, chosen: Candidate | None) -> Tuned | Infeasible:
         """What was tuned on a base, with its lines, and ``chosen`` in place of what the tuner chose."""
@@ -274,6 +275,8 @@ class Variants:
                 break
             kept = [each for each in base.before.splitlines(keepends=True) if each[:11] != line[:11]]
             before = "".join(kept) + line
+            if self._edited(line) is self._tuned_facts:
+                continue  # it cuts nothing
             trial = self._exact(self._without_refused(before + worst.rules))
             if trial is None or self.memory(trial) > (1 - _WORTH) * self.memory(worst):
                 continue
@@ -298,8 +301,9 @@ class Variants:
         facts, blocks = self.facts, blocks_of(self.facts, None)
         products, mixes = Counter[str](), set[str]()
         for row in facts.forward:
-            if (block := blocks.block_of[row]) >= 0:
-                child = facts.modules[row].removeprefix(f"{blocks.names[block]}.").partition(".")[0]
+            block, within = blocks.block_of[row], facts.modules[row]
+            if block >= 0 and within.startswith(before := f"{blocks.names[block]}."):
+                child = within.removeprefix(before).partition(".")[0]
                 products[child] += facts.flops[row] > 0
                 if "attention" in facts.targets[row]:
                     mixes.add(child)
