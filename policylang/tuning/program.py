@@ -142,7 +142,7 @@ class Program:
 def bound_of(choices: Choices, limit: float) -> float:
     """:meth:`Program.bound` of all single values, from the first node of branch and bound: cuts close most of the gap,
     and no choice has to be found."""
-    at_once = {} if len(choices.rows) <= _PROBED else {"presolve": "off", "mip_detect_symmetry": False}
+    at_once: dict[str, Any] = {} if len(choices.rows) <= _PROBED else {"presolve": "off", "mip_detect_symmetry": False}
     program = Program(choices, mip_max_nodes=1, mip_heuristic_effort=0.0, **at_once)
     return program.bound(limit) if choices.rows else 0.0
 
