@@ -48,7 +48,14 @@ def compiled_by_hand(loss: chunks.Loss, text: str, halves: list[fx.GraphModule],
 
 @pytest.mark.parametrize(
     "loss",
-    [chunks.cross_entropy, chunks.per_token, chunks.preference, chunks.shifted, chunks.weighed, chunks.z_loss],
+    [
+        chunks.per_token,
+        chunks.weighed,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (chunks.cross_entropy, chunks.preference, chunks.shifted, chunks.z_loss)
+        ),
+    ],
     ids=lambda each: each.__name__,
 )
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ ISSUED = {
     "by hand": "they issue 6 all_reduce in place of 2",
     "sequence parallel": "they issue 6 all_reduce in place of 2",
 }
-SLOW = ("uneven gathered logits", "rows as shards", "rows gathered before the head", "by hand")
+SLOW = ("uneven gathered logits", "gathered logits", "rows as shards", "rows gathered before the head", "by hand")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in KINDS])

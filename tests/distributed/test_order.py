@@ -181,6 +181,7 @@ def tuned_steps(rank: int) -> str:
     return tuned.text
 
 
+@pytest.mark.slow
 def test_a_step_is_tuned_with_its_order_and_gives_the_same_bits() -> None:
     first, second = run_ranks(tuned_steps, RANKS)
     assert first == second
