@@ -100,9 +100,8 @@ def load(
 
 
 def staged(policy: Policy, stage: int | None) -> Policy:
-    """The policy for one stage of its pipeline, numbered from 0, where lines about other stages match nothing; as it is
-    without. Raises ``PolicyGraphError`` where
-    the policy has no `schedule` line, or fewer stages."""
+    """The policy for one stage of its pipeline, numbered from 0, where lines about other stages match nothing; without
+    a stage, the policy itself. Raises ``PolicyGraphError`` where it has no ``schedule`` line, or fewer stages."""
     if stage is None:
         return policy
     pipeline = policy.pipeline

@@ -128,7 +128,7 @@ class InModule(_Spanned):
 class BlockSet:
     """Which blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high. The
     numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``. With a ``share``, the first or last are that
-    part of the model's blocks, rounded down. ``of``: the same of a pipeline's stages."""
+    part of the model's blocks, rounded down. ``of``: whether blocks or stages of a pipeline are counted."""
 
     kind: Literal["any", "every", "first", "last", "range"]
     n: int = 0
