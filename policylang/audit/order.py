@@ -448,7 +448,8 @@ def between(steps: Sequence[CommunicationStep], *, alone: bool = False) -> dict[
 def differences(
     planned: Sequence[CommunicationStep], found: Sequence[CommunicationStep], half: str
 ) -> Iterator[Diagnostic]:
-    """How the communication in generated code is ordered unlike its graph. ``half``: ``forward`` or ``backward``."""
+    """Differences between the order of communication in generated code and in its graph. ``half``: ``forward`` or
+    ``backward``."""
     for at, (expected, came) in enumerate(zip_longest(planned, found)):
         # code may name a group by an object, which identifies nothing here
         named = expected and came and expected.group and came.group

@@ -235,7 +235,7 @@ def moves_otherwise(
 
 
 def _other_forms(say: Wording, plan: Plan, row: int, copy: HostCopy) -> Iterator[Diagnostic]:
-    """How a value is kept otherwise than in the form that was planned."""
+    """Values that are kept in another form than was planned, with that form."""
     decision, dtype = plan.decisions[row], plan.facts.dtypes[row]
     if decision is None or copy.form != decision.form:
         found = "was copied to the host" if copy.form is None else f"was narrowed to {copy.form.text}"

@@ -34,7 +34,8 @@ class ScheduledLine(ReportedLine):
     matched: int
     """The number of collectives that it picks."""
     moved: int
-    """Of a ``bucket`` line, collectives that joined others; else those that start earlier or are awaited later."""
+    """The collectives that a ``bucket`` line joined; for another line, those that start earlier or are awaited
+    later."""
     buckets: int = 0
     """The number of buckets that a ``bucket`` line made."""
     left: dict[str, tuple[str, ...]] = field(factory=dict)
@@ -199,11 +200,11 @@ class RuleReport(ReportedLine):
     matched: int
     """The number of forward values that its selector matches."""
     decided: int
-    """Of the matched, those that no later rule decides."""
+    """The number of matched values that no later rule decides."""
     overridden: int
-    """Of the matched, those that a later rule decides."""
+    """The number of matched values that a later rule decides."""
     kept_by_user: int = 0
-    """Of the matched, those that kept the tag of the user's ``checkpoint``."""
+    """The number of matched values that kept the tag of the user's ``checkpoint``."""
     saved_bytes: int | None = None
     """Memory kept alive by values that this rule saves; None before a partition."""
     recomputed_flops: int | None = None
@@ -262,7 +263,7 @@ class LeftAlone:
     """A chain or round trip that was not rewritten, and why."""
 
     collectives: tuple[str, ...]
-    """Their nodes, in the order in which they run."""
+    """Names of the nodes, in the order in which they run."""
     reason: str
     """``other consumer: view_12``."""
     detail: str = ""
@@ -357,7 +358,7 @@ class Report:
     offloaded: ValuesReport | None = None
     """On the host between their last forward and their first backward use."""
     host: HostReport | None = None
-    """Where values are offloaded and steps have run."""
+    """None unless values are offloaded and steps have run."""
     forward_flops: int = 0
     """The denominator of the recomputed share of FLOPs."""
     undecided_saved_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""What takes the place of values between forward and backward: copies on the host, and narrower values.
+"""Operators that replace values between forward and backward: copies on the host, and narrower values.
 
 The operators ``policylang::offload``, ``reload`` and ``wait`` copy values to the host and back.
 
@@ -93,7 +93,7 @@ class HostPool:
         self._lock = threading.RLock()  # a model may be collected while a buffer is taken
         self._free = defaultdict[tuple[torch.device, int], list[Tensor]](list)
         self._taken: list[tuple[tuple[torch.device, int], Tensor]] = []
-        """Those that were in use when that was last looked at."""
+        """Buffers that were in use at the last check."""
         self.out = self.back = 0
         """The bytes that were copied out, and back."""
         self.most = 0

@@ -24,7 +24,7 @@ class NamedBlock:
 
 
 def weights_of_blocks(blocks: Iterable[NamedBlock], names: Sequence[str]) -> FsdpParameters | None:
-    """Those inside some blocks, of which ``names`` are the paths; None where ``fully_shard`` gathers none."""
+    """The FSDP parameters in blocks with the paths ``names``; None where ``fully_shard`` gathers none."""
     found = tuple(weight for weight, _ in sharded_in(blocks))
     return FsdpParameters(found, tuple(names)) if found else None
 

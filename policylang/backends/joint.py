@@ -371,7 +371,7 @@ class Partition:
     forward: fx.GraphModule
     backward: fx.GraphModule
     plan: Plan
-    """As made on the user's graph, with every expectation checked."""
+    """The plan of the user's graph, with every expectation checked."""
     audit: Audit
     seconds: dict[str, float] = field(factory=dict)
     """By stage, in the order they ran."""

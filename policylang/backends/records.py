@@ -211,7 +211,7 @@ def _log(report: Report, level: int, graph: str) -> None:
 
 
 def _snapshot(done: AppliedPlan) -> str:
-    """As base64; in place of one that is too large for a file, why."""
+    """The snapshot as base64, or the reason why it is too large for a file."""
     try:
         return b64encode(dump(done.plan.before)).decode("ascii")
     except PolicyGraphError as error:
@@ -257,7 +257,7 @@ class CompiledGraph:
 
     @property
     def label(self) -> str:
-        """As errors name it: ``graph 1 (34 operators, in layers.0, norm)``."""
+        """The name of the graph in errors: ``graph 1 (34 operators, in layers.0, norm)``."""
         place = f", in {', '.join(self.places)}" if self.places else ""
         return f"graph {self.number} ({self.operators} operators{place})"
 

@@ -54,7 +54,7 @@ class RankOrder:
     ranks: tuple[int, ...]
     """Global."""
     backend: str
-    """As torch.distributed names it: ``nccl``."""
+    """The backend's name in torch.distributed: ``nccl``."""
 
     @property
     def name(self) -> str:

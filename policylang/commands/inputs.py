@@ -159,7 +159,7 @@ def read_graph(name: str) -> Facts:
 
 
 def read_run(name: str) -> dict[str, Any]:
-    """What ``policylang.watch`` wrote to a file. Raises ``PolicyGraphError`` for any other file."""
+    """Reads a file of ``policylang.watch``. Raises ``PolicyGraphError`` for any other file."""
     from policylang.report.plan_comparison import RUN_VERSION, run_text
 
     try:
@@ -226,7 +226,7 @@ class Taken:
 
     values: Mapping[str, str] = field(factory=dict)
     file: str = ""
-    """As seen from the current folder."""
+    """The path relative to the current folder."""
     places: Mapping[str, Span] = field(factory=dict)
 
     def __str__(self) -> str:
@@ -235,7 +235,7 @@ class Taken:
         return f"{named} from {self.file}" if named else ""
 
     def placed(self, diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-        """Those about a graph or a profile that cannot be read, with a note of where the project names it."""
+        """Adds where the project names a graph or profile that cannot be read."""
         return tuple(map(self._placed, diagnostics))
 
     def _placed(self, found: Diagnostic) -> Diagnostic:

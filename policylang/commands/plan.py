@@ -352,7 +352,7 @@ def _of_line(plan: Plan, policy: str, text: str, path: str | None) -> Explained:
 
 
 def _explained(subject: str | None) -> tuple[str, dict[str, Any]]:
-    """As text and as data: a word of the language, a code, or, without a subject, all codes."""
+    """The explanation as text and as data: of a word of the language, a code, or, without a subject, all codes."""
     from policylang.report.explain import meanings_data, meanings_text, of_group
 
     if subject is None:

@@ -133,7 +133,7 @@ class TrainingStep(nn.Module):  # type: ignore[misc]  # torch is not followed by
 
 
 def build(settings: Settings) -> TrainingStep:
-    """The same settings give the same weights. Nothing is downloaded."""
+    """Equal settings give equal weights. Nothing is downloaded."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(settings.seed)

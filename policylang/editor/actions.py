@@ -1,4 +1,4 @@
-"""What can be done about a place of a policy, and what stands there: fixes, explanations, names, outline, layout.
+"""Actions at a place of a policy, and its description: fixes, explanations, names, outline, layout.
 
 The words of a statement that cannot be read still count, so that a mistake does not hide the name on its line.
 """

@@ -139,7 +139,7 @@ class Count:
     nodes: int = 0
     forward: int = 0
     bytes: int = 0
-    """That the calls of the forward allocate."""
+    """The bytes that the calls of the forward allocate."""
 
     def __add__(self, other: Count) -> Count:
         return Count(self.nodes + other.nodes, self.forward + other.forward, self.bytes + other.bytes)

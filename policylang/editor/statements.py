@@ -580,7 +580,7 @@ def line_of(graph: GraphState, statement: Statement) -> tuple[Communication, Lin
 
 
 def _scheduling(graph: GraphState, found: Communication, line: LineInOrder) -> Article:
-    """As ``policylang explain --rule`` prints it."""
+    """The explanation that ``policylang explain --rule`` prints."""
     article = Article().say(f"It {said_of(line)}.", exposed_of(found, line))
     article.items(with_code(each) for each in (*proof_texts(line), *left_texts(line)))
     for what, names in (("picks", line.matched), ("moves", line.moved)):
@@ -613,7 +613,8 @@ def line_hint(found: Communication, line: LineInOrder) -> str:
 
 
 def picked(graph: GraphState, let: syntax.Let) -> int | None:
-    """How many collectives the lines pick by a name that only they use. None for other names, and until known."""
+    """The number of collectives that a name selects, if only scheduling lines use it. None for other names, and until
+    known."""
     policy = graph.plan.policy
     if let.name in graph.index.named_by_rules:
         return None

@@ -180,7 +180,7 @@ class BlockTable:
     block_of: Sequence[int]
     """Node to block number, -1 outside every block."""
     names: tuple[str, ...]
-    """Of each block the module path; ``region 3`` of checkpoints; without module paths ``repeated stretch 3``."""
+    """The module path of each block; ``region 3`` of checkpoints; without module paths ``repeated stretch 3``."""
     alone: int | None = None
     """The number of the block that the whole graph is, if each block is compiled as a graph."""
 

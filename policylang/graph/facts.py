@@ -262,7 +262,7 @@ class LostMarker:
 
 
 class Derivation(Enum):
-    """How a node of a rewritten graph derives from a node of the earlier graph."""
+    """The kind of relation between a node of a rewritten graph and a node of the earlier graph."""
 
     SAME = "same"
     NEW = "new"
@@ -273,7 +273,7 @@ class Derivation(Enum):
 
 
 class Stored(Enum):
-    """How a snapshot holds a column (:mod:`policylang.graph.snapshot`)."""
+    """The form in which a snapshot holds a column (:mod:`policylang.graph.snapshot`)."""
 
     VALUES = "values"
     NAMES = "names"
@@ -357,7 +357,7 @@ _is_lost_marker = _record(LostMarker, name=_is_text, reason=_is_text)
 
 @frozen(eq=False, slots=False)
 class Facts:
-    """What planning knows of a graph: one row per node, in graph order, as columns indexed by row number. Sizes are
+    """Facts of a graph for planning: one row per node, in graph order, as columns indexed by row number. Sizes are
     those of one rank: bytes and elements of the tensors that a node returns, FLOPs of one run of its operator."""
 
     def __repr__(self) -> str:

@@ -158,7 +158,7 @@ def _table(column: Iterable[Any]) -> list[list[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it. Raises ``TypeError`` for what has no such form."""
+    """The value as JSON. Raises ``TypeError`` for a value that has no such form."""
     if value is None or type(value) in (bool, int, float):
         return value
     if type(value) is str:

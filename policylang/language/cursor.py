@@ -29,7 +29,7 @@ from policylang.language.lexer import (
 )
 from policylang.language.parser import statement_parser
 
-# As the lexer has them: a word holds braces and brackets with commas in them. Here the last one may lack its end.
+# The lexer's rules for words: a word holds braces and brackets with commas in them. Here the last one may lack its end.
 _BRACKETED = r"\[[^\[\]\n;#]*\]|\{[^{}\n;#]*\}"
 _OPEN_BRACKET = r"[\[{][^\[\]{}\n;#()\"]*"
 _WORD = re.compile(rf"(?:[\w.*?/:]|{_BRACKETED})+(?:{_OPEN_BRACKET})?|{_OPEN_BRACKET}")

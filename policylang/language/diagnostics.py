@@ -170,7 +170,8 @@ class Diagnostic:
         return self.about if self.span is None else self.span.source.name
 
     def found_in(self, name: str) -> Diagnostic:
-        """The same diagnostic with the file or graph that was read, unless a span or an earlier call has set it."""
+        """A copy of the diagnostic with the file or graph that was read, unless a span or an earlier call has set
+        it."""
         return self if self.span is not None or self.about else evolve(self, about=name)
 
     def moved_to(self, span: Span) -> Diagnostic:

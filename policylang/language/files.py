@@ -35,7 +35,7 @@ def bundled_file(name: str) -> Path | None:
 @frozen
 class BundledPolicy:
     name: str
-    """As commands and ``policylang.load`` take it."""
+    """The name that commands and ``policylang.load`` take."""
     description: str
     """One sentence, from the comment with which its file begins."""
     file: Path

@@ -190,7 +190,7 @@ class SelectorRules(PredicateRules):
         return str(word)
 
     def everything_in(self, span: Span, _word: Lexeme, place: syntax.InModule | syntax.InBlock) -> SpannedSelector:
-        """What ``except`` leaves out where a place follows it: all of the place."""
+        """The selector of all that a place holds, for an ``except`` that only names the place."""
         return SpannedSelector(evolve(place, selector=syntax.Everything(span=span), span=span), span)
 
     def phrase(self, whole: Span, *parts: Any) -> SpannedSelector:

@@ -126,9 +126,9 @@ class InModule(_Spanned):
 
 @frozen
 class BlockSet:
-    """Which blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high. The
-    numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``. With a ``share``, the first or last are that
-    part of the model's blocks, rounded down. ``of``: whether blocks or stages of a pipeline are counted."""
+    """A set of blocks: ``every`` nth from ``start`` (1-based), the ``first`` or ``last`` n, or a ``range`` low..high.
+    The numbers of ``range`` are 0-based and inclusive, as in ``blocks 0..3``. With a ``share``, the first or last are
+    that part of the model's blocks, rounded down. ``of``: whether blocks or stages of a pipeline are counted."""
 
     kind: Literal["any", "every", "first", "last", "range"]
     n: int = 0

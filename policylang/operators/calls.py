@@ -1,4 +1,4 @@
-"""What a call does, by its operator's schema: categories, special arguments, memory it returns, writes and reads."""
+"""Facts of a call from its operator's schema: categories, special arguments, memory it returns, writes and reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RANDOM_HIGHER_ORDER = frozenset({names.SAVES_RANDOM_STATE, "graphsafe_run_with_
 _SEEDS = ("prims.inductor_seed.", "prims.inductor_seeds.", "prims.inductor_rand_eager_offset")
 
 Place = tuple[int, str]
-"""Where a call has an argument: its position and its keyword; the position is -1 for keyword-only arguments."""
+"""The place of an argument in a call: its position and its keyword; the position is -1 for keyword-only arguments."""
 
 ALL_KEYWORDS: tuple[Place, ...] = ((-1, "**kwargs"),)
 """The arguments of an operator that may write any of them, and takes them all by keyword."""
@@ -56,7 +56,7 @@ class StandIn:
     name: str
     overload: str
     positional: int
-    """How many arguments the call gives by position."""
+    """The number of positional arguments of the call."""
     keywords: tuple[str, ...]
     returns_several: bool
 

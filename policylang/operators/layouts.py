@@ -117,7 +117,7 @@ class Tensor:
 
 
 SHARD = -1
-"""As the origin of a digit: the row-major index of an element in its shard. Origins from 0 number the gathers; a
+"""An origin of a digit: the row-major index of an element in its shard. Origins from 0 number the gathers; a
 proof that starts from several values counts down from here for the others."""
 
 
@@ -678,7 +678,7 @@ class Mover:
     read: Callable[..., Move]
     """From the shape of the result and the arguments after the first."""
     categories: int = 0
-    """As its schema declares."""
+    """The categories that its schema declares."""
     defaults: tuple[Any, ...] = ()
     """The defaults of the arguments after the first, None where there is none; plain, as in ``Facts.arguments``."""
 

@@ -56,7 +56,7 @@ product of other types than bfloat16."""
 
 
 class Category:
-    """What is true of every call of an operator, as bits in plain integers: enumerations are ten times slower."""
+    """Properties of every call of an operator, as bits in plain integers: enumerations are ten times slower."""
 
     VIEW = 1
     """Every tensor it returns aliases an input."""

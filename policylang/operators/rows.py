@@ -1,4 +1,4 @@
-"""What an operator does along each dimension: which dimensions of its result are those of its inputs, which it sums
+"""The effect of an operator along each dimension: which dimensions of its result are those of its inputs, which it sums
 over, and along which an element depends on others.
 
 A dimension has a label. Two dimensions with one label are walked together: ``mm`` is ``(0, 2), (2, 1) -> (0, 1)``, with
@@ -29,9 +29,9 @@ class Dims:
     """The labels of one call."""
 
     reads: tuple[Labels, ...]
-    """Of each tensor among the arguments, in their order."""
+    """The labels of each tensor among the arguments, in their order."""
     makes: tuple[Labels, ...]
-    """Of each tensor that it returns."""
+    """The labels of each tensor that it returns."""
     summed: frozenset[int] = frozenset()
     """Labels that it adds up over."""
     mixed: frozenset[int] = frozenset()
@@ -39,7 +39,7 @@ class Dims:
     sizes: int = -1
     """The argument that is the shape of the result, if one is."""
     is_mean: bool = False
-    """What it adds up it divides by the number of summands."""
+    """True if a sum is divided by the number of its summands."""
 
 
 @frozen
@@ -87,7 +87,7 @@ _POINTWISE_NAMES = (
     "hardsigmoid_backward", "mish_backward", "nan_to_num", "hardtanh_backward",
 )  # fmt: skip
 _ON_RANKS = frozenset(name.rpartition(".")[0] for name in (ALL_REDUCE, WAIT))
-"""What ranks do with each element apart."""
+"""Collectives that treat each element apart."""
 _MOVED_BY_RANKS = frozenset(name.rpartition(".")[0] for name in (GATHER, SCATTER))
 _POINTWISE = {f"aten.{name}" for name in _POINTWISE_NAMES} | {"prims.convert_element_type", "prims.fma"} | _ON_RANKS
 SHIFTS = {"aten.slice.Tensor": 1, "aten.slice_backward.default": 2, "aten.slice_scatter.default": 2}

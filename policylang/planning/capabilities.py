@@ -23,7 +23,7 @@ class Capabilities:
     """The abilities of a path; a policy that asks for more is refused."""
 
     name: str
-    """As a diagnostic names it: ``the joint-graph partitioner``."""
+    """The name in diagnostics: ``the joint-graph partitioner``."""
     replays_random: bool = False
     offloads: bool = False
     rewrites: bool = False
@@ -35,7 +35,7 @@ class Capabilities:
     unsorted_groups: bool = True
     """True if process groups keep the order of the ranks they are made with (torch's ``sort_ranks=False``)."""
     undecided: Literal["auto", "as traced", "as checkpointed"] | None = None
-    """What ``undecided -> auto`` and ``leave`` mean there: PyTorch's min-cut decides, the value stays saved as it was
+    """The meaning of ``undecided -> auto`` and ``leave``: PyTorch's min-cut decides, the value stays saved as it was
     traced, or the checkpoint around it recomputes it. The plan and its report print the word. None refuses both."""
     block_by_block: bool = False
     """True if it sees one block of a model at a time. A plan of the whole graph for it refuses what counts over the
@@ -81,7 +81,7 @@ class PathEntry:
     """A path, as far as it can be described without torch."""
 
     name: str
-    """As ``--path`` takes it."""
+    """The value of ``--path``."""
     capabilities: Capabilities
     implementation: str
     """``module:Class``: a :class:`policylang.backends.path.BackendPath`, imported when it is needed."""
@@ -103,7 +103,7 @@ PATHS = (
 PLANNED = tuple(path.name for path in PATHS)
 """The names that ``--path`` takes."""
 PathName = Literal["eager", "joint", "flat", "half", "hook"]
-"""As in :data:`PLANNED`, written out for type checkers."""
+"""The names in :data:`PLANNED`, written out for type checkers."""
 COMPARED = tuple(path.name for path in PATHS if path.compared)
 
 

@@ -156,7 +156,7 @@ def _check_count(expectation: syntax.ExpectCount, rows: list[int], selections: S
 
 
 def lossy(facts: Facts, needs: SavedForBackward) -> tuple[str, ...]:
-    """What makes the backward compute with other bits than the forward made, a phrase each; empty where nothing does.
+    """The reasons why the backward computes with other bits than the forward made, a phrase each; empty if none.
     Whatever changes bits adds its phrases here: ``expect lossless`` asks nothing else."""
     narrowed = [(row, outcome) for outcome, rows in needs.rows.items() if outcome.narrows for row in rows]
     return tuple(f"{facts.names[row]} is {outcome.phrase}" for row, outcome in sorted(narrowed, key=itemgetter(0)))
@@ -301,7 +301,7 @@ class NodeOutcomes:
         return self._needed.get(owner, LEFT_TO_MIN_CUT if owner in self._contingent else None)
 
     def decided(self, row: int) -> Outcome | None:
-        """As :meth:`really`; what was decided for a value that the backward does not (for sure) need."""
+        """The outcome from :meth:`really`, or the decision for a value that the backward does not (for sure) need."""
         owner, found = self._owners[row], self.really(row)
         if found is not None and not (found is LEFT_TO_MIN_CUT and owner in self._contingent):
             return found

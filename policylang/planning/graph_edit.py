@@ -79,7 +79,7 @@ class NewNode:
     slice: str = ""
     """The slice that it belongs to, one name for forward and backward: compilers may compile equal ones once."""
     action: Action | None = None
-    """What becomes of a forward value unless a rule decides: a slice that the backward reads slice by slice is
+    """The action for a forward value that no rule decides: a slice that the backward reads slice by slice is
     recomputed, a gradient that was made beside its slice is saved."""
 
 
@@ -151,8 +151,8 @@ class Edit:
         return sum(name in dead for name in self.collectives) - sum(node.target in _COLLECTIVES for node in self.nodes)
 
     def words(self) -> Iterator[str]:
-        """What is the same on every rank that makes the edit: names and sizes, not the ranks of its groups. Where all
-        of it is a rank's own, how many collectives it issues."""
+        """The part of the edit that is equal on every rank that makes it: names and sizes, not the ranks of its groups.
+        Where all of it is a rank's own, the number of collectives that it issues."""
         if self.per_rank and self.nodes and all(node.per_rank for node in self.nodes):
             yield f"{self.statement} {self.kind} {self.collectives} {-self.fewer_collectives:+}"
             return
@@ -171,7 +171,7 @@ class Refusal:
     """A candidate for an edit that was left as it is."""
 
     statement: int
-    """As in :class:`Edit`."""
+    """The number of the statement, as in :class:`Edit`."""
     collectives: tuple[str, ...]
     """The nodes of the candidate, in the order in which they run."""
     reason: str

@@ -39,13 +39,14 @@ CERTAINLY = 2
 
 @frozen(eq=False, slots=False)
 class SavedForBackward:
-    """What the backward needs of the forward. Nodes, each tuple in graph order."""
+    """The forward values that the backward needs. Nodes, each tuple in graph order."""
 
     rows: Mapping[Outcome, tuple[int, ...]] = field(factory=dict)
     """By outcome, the values computed by the forward that the backward needs; of those that are left to PyTorch's
     partitioner also the ones that it needs if others of them are recomputed."""
     inputs: tuple[int, ...] = ()
-    """What the backward reads and is alive anyway: graph inputs and constants, values that the forward holds."""
+    """Values that the backward reads and that are alive anyway: graph inputs, constants, values that the forward
+    holds."""
     symbolic: tuple[int, ...] = ()
     """Sizes, computed or given: kept as numbers."""
     contingent: tuple[int, ...] = ()
@@ -100,7 +101,7 @@ _reads: WeakKeyDictionary[Facts, bytearray] = WeakKeyDictionary()
 
 @frozen(eq=False, slots=False)
 class BackwardCost(SavedForBackward):
-    """What the backward needs, with its cost. Bytes and FLOPs are of the decided part."""
+    """Saved and recomputed values with their cost. Bytes and FLOPs are of the decided part."""
 
     saved_bytes: int = 0
     """The distinct memory that ``saved`` keeps alive: two views of one value count once. Without offloaded values."""
@@ -124,7 +125,8 @@ class BackwardCost(SavedForBackward):
 
 
 def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None = None) -> BackwardCost:
-    """What a save-all partition saves and recomputes under the plan, or under other decisions, with its cost."""
+    """The values that a save-all partition saves and recomputes under the plan, or under other decisions, with its
+    cost."""
     if decisions is not None and decisions != plan.decisions:  # a plan works out its schedule once
         plan = evolve(plan, decisions=decisions)
     needs = with_checkpoints(backward_needs(plan.facts, plan.decisions), plan.facts, plan.decisions, plan.checkpoints)
@@ -132,8 +134,8 @@ def saved_and_recomputed(plan: Plan, decisions: Sequence[Decision | None] | None
 
 
 def as_scheduled(needs: SavedForBackward, plan: Plan) -> SavedForBackward:
-    """What a flat graph runs again by its schedule: all of a memory that is written in place, and nothing that the rest
-    of its forward holds anyway."""
+    """The needs with the recomputations of a flat graph's schedule: all views of a storage that is written in place,
+    and no value that the rest of its forward holds anyway."""
     if plan.facts.kind is not GraphKind.FLAT or plan.checkpoints is not None:
         return needs
     again = frozenset(plan.schedule.rows_of(StepKind.SECOND_RUN))

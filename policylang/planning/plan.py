@@ -44,7 +44,7 @@ class SchedulingOutcome:
     matched: tuple[str, ...]
     """The collectives that it picks, in the order of the graph."""
     moved: tuple[str, ...]
-    """Those that start earlier, or are awaited later, because of it."""
+    """Collectives that start earlier, or are awaited later, because of it."""
     left: Mapping[str, str] = field(factory=dict)
     """Collectives that could not be moved, and why, as a phrase."""
 
@@ -82,7 +82,8 @@ class OrderPlan:
         return bool(self.edits) or any(each.moved for each in self.outcomes)
 
     def words(self) -> Iterator[str]:
-        """What is alike on every rank: the buckets, and the order in which collectives start and are awaited."""
+        """The part of the order that is equal on every rank: the buckets, and the order in which collectives start and
+        are awaited."""
         yield from self.edits.words()
         yield from self.communication()
 
@@ -176,7 +177,7 @@ class Plan:
 
     @property
     def ahead(self) -> Ahead | None:
-        """How far ahead copies back start, where the policy says it."""
+        """The distance by which copies back start ahead; None where the policy does not say it."""
         line = self.policy.prefetch_offloaded
         return None if line is None else Ahead(line.blocks, self.block_of)
 

@@ -1,4 +1,5 @@
-"""What runs in a training step and when: eager checkpoints around blocks, and the schedule of facts and decisions.
+"""The steps of a training step and their order: eager checkpoints around blocks, and the schedule of facts and
+decisions.
 
 A checkpoint recomputes its block as a whole, operator by operator, up to the last value that its backward reads. A
 value that a rule saves is held until the recomputation reaches it; the inputs of the block until its backward is over.
@@ -75,7 +76,7 @@ class Checkpoints:
     runs only with that operator, and is never held separately: if the operator is saved, it is neither saved nor
     recomputed."""
     crossing: frozenset[int] | None = None
-    """What a block returns and the next block's checkpoint holds, and the memory of that."""
+    """Block outputs that the next block's checkpoint holds, and the values in their memory."""
     beyond: frozenset[int] = frozenset()
     """In a whole model: what a block returns and something else than the next checkpoint holds, or nothing."""
 
@@ -233,7 +234,7 @@ class AroundBlocks:
     detached: Mapping[int, int] = field(factory=dict)
     """Each ``detach``, with its input. Autograd asks for it, as often as it likes: it is no operator of a block."""
     received: frozenset[int] = frozenset()
-    """What another stage of a pipeline reads: both hold it until their backward."""
+    """Values that another stage of a pipeline reads: both stages hold them until their backward."""
 
 
 def around_blocks(facts: Facts, blocks: BlockTable, checkpoints: Checkpoints) -> AroundBlocks:
@@ -293,7 +294,7 @@ SMALLER = 16
 """In eager a copy to the host does not wait for an oldest one that is more than so many times its size: what attention
 returns beside its output would wait for that."""
 BLOCKS_AHEAD = 1
-"""How many blocks ahead a copy back starts in eager, unless the policy has a line for it."""
+"""Blocks by which a copy back starts ahead in eager, unless the policy has a line for it."""
 
 
 def pool_bytes(size: int) -> int:
@@ -316,7 +317,7 @@ def host_memory(facts: Facts, schedule: Schedule) -> array[int]:
 
 @frozen(eq=False)
 class Ahead:
-    """How far ahead copies back start: so many blocks, by the block of each row."""
+    """The number of blocks by which copies back start ahead, and the block of each row."""
 
     blocks: int
     block_of: Sequence[int]
@@ -531,7 +532,7 @@ class _BlockCopies:
         self.under_way, self.left, self.asked, self.back = list[int](), set[int](), set[int](), dict[int, int]()
 
     def holder(self, row: int) -> int | None:
-        """What moves in the memory of a value."""
+        """The offloaded value whose copy moves the memory of ``row``."""
         return self.holders.get(self.facts.storage_roots[row])
 
     def before(self, row: int) -> None:

@@ -182,7 +182,8 @@ def time_errors(policy: Policy, times: NodeTimes | None, *, asked_for: bool, cop
 
 
 class StatementErrors:
-    """Those of one policy on one graph. ``with_shares``: whether the graph has all blocks that a share is one of."""
+    """Errors of one policy's statements on one graph. ``with_shares``: whether the graph has all blocks that a share is
+    one of."""
 
     def __init__(self, policy: Policy, selections: Selections, *, with_shares: bool) -> None:
         self._policy = policy
@@ -294,7 +295,8 @@ DEFERRED_CODES = (
 """The diagnostics that report "nothing here": a rule, a ``blocks`` glob, a ``fuse`` or ``collapse`` line, a share of
 the blocks; a line that orders collectives, and one that joins them."""
 _NOTHING_HERE = frozenset((refusals.MATCHES_NOTHING, refusals.NOTHING_TO_REWRITE, *_NOTHING_ORDERED))
-"""Those that report it of one line for different reasons: one graph has no collective, another none that moves."""
+"""The diagnostics that report it of one line for different reasons: one graph has no collective, another none that
+moves."""
 
 
 @frozen
@@ -310,7 +312,7 @@ class Complaint:
     start: int
     end: int
     cause: str = ""
-    """As in a diagnostic."""
+    """The cause of the diagnostic."""
 
     @property
     def identity(self) -> tuple[int, str]:
@@ -318,7 +320,7 @@ class Complaint:
 
 
 def complaints(policy: Policy, diagnostics: Iterable[Diagnostic]) -> tuple[Complaint, ...]:
-    """Those of a plan's diagnostics that other graphs may answer."""
+    """The diagnostics of a plan that other graphs may answer."""
     spans = _statements(policy)
     found: list[Complaint] = []
     for diagnostic in diagnostics:

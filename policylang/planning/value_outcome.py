@@ -18,11 +18,11 @@ from policylang.graph.facts import Facts, Flag, StepKind
 from policylang.language.syntax import Action, NarrowForm, Policy, Rule
 
 Default = Literal["auto", "save", "recompute", "as traced", "as checkpointed"]
-"""How forward values are treated that no rule decides."""
+"""The treatment of forward values that no rule decides."""
 
 
 class Held(Enum):
-    """Where a value waits for the backward."""
+    """The place of a value between its forward and its backward use."""
 
     DEVICE = "device"
     HOST = "host"
@@ -34,16 +34,16 @@ class Held(Enum):
 
 @frozen
 class Outcome:
-    """How the backward gets a value; one subclass each."""
+    """The way in which the backward gets a value; one subclass each."""
 
     word: ClassVar[str]
     held: ClassVar[Held]
     steps: ClassVar[tuple[StepKind, ...]] = ()
     """The steps that it adds to the schedule, beside the run in the forward."""
     moves: ClassVar[str] = ""
-    """What becomes of it, where something else takes its place between the forward and the backward."""
+    """The verb for a value that something else replaces between the forward and the backward."""
     asks: ClassVar[str] = ""
-    """What it asks of a path, where not every one can do it."""
+    """The capability that it needs of a path; empty where every path has it."""
     reads_again: ClassVar[bool] = False
     """True if the backward needs, for sure or possibly, the inputs of the value."""
     narrows: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""What ranks compare: the messages between them, and what a rank is about to do with a graph, reduced to digests.
+"""The data that ranks compare: the messages between them, and a rank's plan for a graph, reduced to digests.
 
 Needs neither torch nor the graph. Two kinds of facts are compared. Equal on all ranks that are connected over groups:
 the operators and their decisions, the policy, the order in which groups are used, the recomputed collectives. Equal on
@@ -157,7 +157,7 @@ class EndOfComparison:
 
 @frozen
 class RankStatus:
-    """What a rank reports outside of any comparison. The last one replaces those before."""
+    """The report of a rank outside of any comparison. The last one replaces those before."""
 
     kind: str = ""
     """``waiting``, ``stopped``, ``uncompared``; empty without anything to report."""
@@ -252,7 +252,7 @@ class CollectiveCall:
     types: str
     """The element types of its tensors."""
     sizes: str
-    """Their shapes; empty where they are each rank's own."""
+    """The shapes; empty where they differ by rank."""
     group: str
     """The name of its process group."""
     ranks: tuple[int, ...]
@@ -354,7 +354,7 @@ class RankAccount:
         return [each for each in self.steps if each.session]
 
     def pack(self) -> str:
-        """As text, including the data behind its digests."""
+        """Serialises the account as text, with the data behind its digests."""
         whole = evolve(self, steps=[evolve(each, known=each.content()) for each in self.steps])
         return base64.b64encode(compress(whole)).decode()
 

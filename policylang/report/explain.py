@@ -60,7 +60,7 @@ class NodeExplanation(Explained):
     shares: str | None
     """The node whose decision it shares, where that is another."""
     action: str
-    """As the language writes it; ``auto`` where it is left to PyTorch's partitioner."""
+    """The action in the words of the language; ``auto`` where it is left to PyTorch's partitioner."""
     reason: str
     """The decider instead of a rule, if any."""
     fate: str | None

@@ -1,4 +1,4 @@
-"""What ``policylang show``, ``tune`` and ``diff`` print: a graph, a trade-off and the difference of two plans."""
+"""Text of ``policylang show``, ``tune`` and ``diff``: a graph, a trade-off and the difference of two plans."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def plan_text(
 
 
 def pipeline_text(plan: Plan) -> str:
-    """What each stage of a pipeline holds and computes; empty of a plan that is none."""
+    """The table of a pipeline's stages; empty for a plan without one."""
     said, figures = plan.policy.pipeline, plan.pipeline
     if said is None or figures is None:
         return ""
@@ -330,7 +330,7 @@ def highest_moment_text(found: breakdown.PeakValues) -> str:
 
 
 def value_row(value: breakdown.AliveValue, found: breakdown.PeakValues) -> tuple[str, ...]:
-    """As :data:`VALUES_HEAD` has it."""
+    """A row under :data:`VALUES_HEAD`."""
     made, last = value.made, value.last
     again = " again" if last is not None and last.again else ""
     return (
@@ -347,7 +347,7 @@ def value_row(value: breakdown.AliveValue, found: breakdown.PeakValues) -> tuple
 
 
 def share_row(share: breakdown.AliveShare, found: breakdown.PeakValues) -> tuple[str, ...]:
-    """As :data:`SHARES_HEAD` has it."""
+    """A row under :data:`SHARES_HEAD`."""
     line = shown.file_name(share.source) if share.source else ""
     rule = shown.shortened(share.rule, _LONGEST_RULE_AT_PEAK)
     return bytes_text(share.bytes), _share(share.bytes, found), f"{share.count:,}", share.what, line, rule
@@ -453,7 +453,7 @@ def _rules(found: breakdown.Breakdown, worth: Sequence[Worth]) -> str:
 
 
 def copies_rows(found: breakdown.Breakdown) -> list[tuple[str, ...]]:
-    """What each line copies to the host and back, below a head; empty where nothing is copied."""
+    """The copies of each line to the host and back, below a head; empty where nothing is copied."""
     lines = breakdown.copies_of_rules(found.plan)
     timed = found.plan.shown_times is not None
     rows: list[tuple[str, ...]] = [("line", "copied out", "back", *("hidden", "exposed", "waits")[: 3 * timed])]

@@ -254,7 +254,7 @@ class StepTime:
     step: float
     """From the first operator to the last."""
     exposed: float
-    """In which computation waits for a collective or a copy."""
+    """Seconds in which computation waits for a collective or a copy."""
 
 
 def step_time(facts: Facts, schedule: Schedule, times: NodeTimes) -> StepTime:

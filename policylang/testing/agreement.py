@@ -323,7 +323,7 @@ class Numbers:
     loss: Any
     gradients: Mapping[str, Any]
     buffers: Mapping[str, Any]
-    """Their values after the step."""
+    """The buffers' values after the step."""
 
 
 @frozen(eq=False)

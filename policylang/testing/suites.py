@@ -459,7 +459,7 @@ def files_of(path: str) -> list[str]:
 class _File:
     source: Source
     snapshots: dict[Path, Facts | None]
-    """Those that were read before; None for one that cannot be read, which was reported then."""
+    """Snapshots that were read before; None for one that cannot be read, which was reported then."""
     coverage: Coverage
     named: dict[str, Facts | None] = field(factory=dict)
     """The facts of ``graph`` blocks by name; None as above."""

@@ -93,7 +93,7 @@ def is_wrapped_by_compiler(module: torch.nn.Module) -> bool:
 
 
 def compiled_in_place(modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
-    """Which of some modules had ``.compile()`` called on them: their positions. Cheap, since every call asks."""
+    """Positions of the modules that had ``.compile()`` called on them. Cheap, since every call asks."""
     return tuple([at for at, module in enumerate(modules) if "_compiled_call_impl" in module.__dict__])
 
 

@@ -29,7 +29,7 @@ class KnownGroup:
     ranks: tuple[int, ...]
     """Global, in group order."""
     backend: str
-    """As ``init_process_group`` and ``new_group`` take it: ``nccl``, ``cpu:gloo,cuda:nccl``."""
+    """The backend for ``init_process_group`` and ``new_group``: ``nccl``, ``cpu:gloo,cuda:nccl``."""
     description: str
 
 

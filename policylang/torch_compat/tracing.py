@@ -194,7 +194,8 @@ def _without_data(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]
 
 
 def deviceless_fake_mode() -> Any:
-    """As :func:`fake_tensor_mode`; what has no kernel for shapes alone is refused, and not run on the device."""
+    """A :func:`fake_tensor_mode` without devices; an operator that has no kernel for shapes alone is refused, and not
+    run on the device."""
     mode = fake_tensor_mode()
     mode.allow_fallback_kernels = False
     return mode

@@ -33,7 +33,7 @@ _OWN_STEP = "name a function that returns `model, loss_fn, *batch` instead: `pac
 
 @frozen
 class StepSizes:
-    """What a step is traced at."""
+    """The sizes at which a step is traced."""
 
     batch: int = 1
     """Sequences or images of one rank."""
@@ -52,7 +52,7 @@ class StepSizes:
 
 @frozen(eq=False)
 class Parts:
-    """What ``policylang.trace_step`` takes."""
+    """The arguments of ``policylang.trace_step``."""
 
     model: nn.Module
     loss_fn: Callable[..., Tensor]
@@ -197,7 +197,7 @@ def sharded(parts: Parts, sizes: StepSizes, device: str) -> Iterator[Parts]:
 
 
 def _cast(dtype: torch.dtype, value: Any) -> Any:
-    """What FSDP2 does with the inputs of a model."""
+    """Casts the inputs of a model as FSDP2 does."""
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
@@ -263,7 +263,8 @@ def _cut_along(shape: Sequence[int], ranks: int) -> int:
 
 
 def _gathered(mesh: DeviceMesh, wanted: Placement | None, dtype: torch.dtype, parameter: DTensor) -> Tensor:
-    """As a module computes with it: a DTensor over ``tp`` where it is tensor-parallel, else a plain tensor."""
+    """The parameter in the form a module computes with: a DTensor over ``tp`` where it is tensor-parallel, else a plain
+    tensor."""
     whole = parameter.to(dtype).redistribute(placements=[wanted or Replicate(), Replicate()])
     local = whole.to_local(grad_placements=[wanted or Replicate(), Partial("avg")])
     return local if wanted is None else DTensor.from_local(local, mesh["tp"], [wanted], run_check=False)

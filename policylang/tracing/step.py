@@ -339,8 +339,8 @@ class ModelState:
 
 
 def read_state(model: nn.Module, attributes: Iterable[str] | None = None) -> ModelState:
-    """As it is now; an optimizer's update and ``load_state_dict`` are seen by the next call. ``attributes`` names the
-    plain attributes to read; without it they are looked for."""
+    """Reads the current state; an optimizer's update and ``load_state_dict`` are seen by the next call. ``attributes``
+    names the plain attributes to read; without it they are looked for."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     found: dict[str, Tensor] = {}
     if attributes is not None:

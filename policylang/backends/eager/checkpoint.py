@@ -61,7 +61,7 @@ class _GatheredModule:
     in_one_block: bool
     weights: list[FsdpParameter] = field(factory=list)
     reach: int = 0
-    """How many blocks ahead it is gathered."""
+    """Blocks by which its gather runs ahead."""
 
 
 @frozen(eq=False)
@@ -126,7 +126,7 @@ class _Sharding:
         modules = list(self.blocks)
 
         def ahead(blocks: Iterable[Sequence[_GatheredModule]]) -> tuple[nn.Module, ...]:
-            """Those to gather of some blocks, given by their units, the nearest block first."""
+            """The modules to gather in these blocks, given by their units, the nearest block first."""
             wanted = (unit.module for far, units in enumerate(blocks, 1) for unit in units if unit.reach >= far)
             return tuple(dict.fromkeys(wanted))
 

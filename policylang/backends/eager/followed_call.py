@@ -61,7 +61,7 @@ class Instructions:
     outside: dict[int, tuple[int, ...]] = field(factory=dict)
     """``from_outside`` of the stream, for recomputed operators."""
     kept: dict[int, tuple[int, ...]] = field(factory=dict)
-    """As in the stream, and so is the next."""
+    """``kept`` of the stream; ``state`` is the stream's as well."""
     state: dict[int, tuple[int, ...]] = field(factory=dict)
     noted: dict[int, tuple[int, ...]] = field(init=False)
     """Either of the first two."""
@@ -100,7 +100,7 @@ class PlannedInstructions(Instructions):
     returned: MovedRows
     """The parts of what the block returns that the next checkpoint is to move, or to hold narrowed."""
     handed: Mapping[int, int]
-    """Those that it holds on the device because a rule says so, with their nodes."""
+    """The parts that it holds on the device because a rule says so, with their nodes."""
 
     def is_planned(self, at: int) -> bool:
         """The plan decides about an operator's held result: it is no number that Python has read, and no extra result
@@ -226,7 +226,7 @@ class FollowedCall:
     passed: dict[int, list[Tensor]] = field(factory=dict)
     """By operator that is not recomputed, the tensors from outside that it wrote to."""
     freed: set[int] = field(factory=set)
-    """Those of ``passed`` whose memory has been freed since."""
+    """The operators of ``passed`` whose memory has been freed since."""
     noted: dict[int, dict[int, origins.NotedTensor]] = field(factory=dict)
     """By operator and position among its tensor arguments: tensors that the recomputation has to find unchanged."""
     numbers: dict[int, list[Any]] = field(factory=dict)
@@ -236,7 +236,7 @@ class FollowedCall:
     began: int = field(factory=lambda: next(moments))
     offloading: Offloading = field(factory=Offloading)
     inputs: list[MovedTensor] = field(factory=list)
-    """What stands for tensors that the checkpoint was called with."""
+    """Replacements for tensors that the checkpoint was called with."""
     before: Callable[[], FollowedCall | None] = lambda: None
     """The call before it that has something on the host, while that lives."""
     _fetched_by: int | None = None
@@ -266,7 +266,7 @@ class FollowedCall:
         return self.instructions.reach if self.drifted_at is None else self.drifted_at + len(self.tail)
 
     def after_what_is_made_once(self, at: int, operator: Any) -> int | None:
-        """As in the instructions; None where the forward did not follow them."""
+        """The instructions' answer; None where the forward did not follow them."""
         return self.instructions.after_what_is_made_once(at, operator) if self.drifted_at is None else None
 
     def run_unplanned(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -327,7 +327,7 @@ class FollowedCall:
                     noted[number] = origins.NotedTensor.of(each.tensor)
 
     def leave(self, positions: Iterable[int]) -> None:
-        """What operators gave leaves for the host, or is narrowed."""
+        """Moves results of these operators to the host, or narrows them."""
         for at in positions:
             if (held := self.entries.get(at)) is not None and held is not FREED:
                 self.entries[at] = origins.HeldResult.of(self.offloading.moved(held.value, self.instructions.moved[at]))
@@ -378,7 +378,7 @@ class FollowedCall:
         return number in self.instructions.state.get(at, ()) if self.is_planned(at) else True
 
     def read_again(self, at: int) -> Collection[int]:
-        """Which of the tensors that an operator has read, and that are noted, it reads again."""
+        """The noted tensors that the recomputed operator reads once more."""
         return self.instructions.outside.get(at, ()) if self.is_planned(at) else self.noted[at]
 
     def written_by_blocks(self, address: int | None) -> bool:

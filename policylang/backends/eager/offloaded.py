@@ -1,5 +1,5 @@
-"""What the blocks of a model move to the host or narrow: results that a call holds, and what one block returns to the
-next.
+"""Values that the blocks of a model move to the host or narrow: held results of a call, and block outputs that the
+next block takes.
 
 A value is moved as the memory that it lies in, once for all the tensors in it: they come back with the same strides, in
 memory that they share as before. Its metadata takes its place.
@@ -71,7 +71,7 @@ class MovedTensor:
 
     @property
     def addresses(self) -> Iterator[int | None]:
-        """Of the memory that it takes the place of."""
+        """Addresses of the memory that it replaces."""
         yield from (part.memory.address for part in self.moved)
         yield from (part.address for part in self.parts if isinstance(part, NarrowedPart))
 
@@ -84,7 +84,7 @@ class MovedTensor:
 
 
 def moved_in(value: Any) -> list[MovedTensor]:
-    """What stands for tensors in a structure."""
+    """The moved tensors in a structure."""
     return [leaf for leaf in tracing.tree_leaves(value) if isinstance(leaf, MovedTensor)]
 
 
@@ -108,15 +108,15 @@ class Offloading:
     """Shared by the blocks of a model."""
 
     ahead: int = 1
-    """How many blocks before its recomputation a block's values are copied back."""
+    """Blocks before its recomputation at which a block's values are copied back."""
     spent: dict[int, Counter[int]] = field(factory=dict)
     """By number of a block and rule, the bytes that the rule offloads in it."""
     crossing: dict[int, tuple[StorageWeakRef, NarrowForm | None]] = field(factory=dict)
     """By address, memory that blocks have returned, and that the checkpoint which takes it moves, or narrows."""
     taken: set[int] = field(factory=set)
-    """What of it a checkpoint has taken."""
+    """The addresses in ``crossing`` that a checkpoint has taken."""
     stayed: int = 0
-    """How often none did: the value was no argument of one, or hooks around the checkpoint keep it."""
+    """Counts values that no checkpoint took: not its argument, or kept by hooks around it."""
     _values: dict[int, tuple[StorageWeakRef, object, ref[Any]]] = field(factory=dict)
     """By address, memory that is moved or narrowed already, and what makes a narrow form the same."""
 
@@ -132,7 +132,7 @@ class Offloading:
                 self.crossing[address] = StorageWeakRef(plain[number].untyped_storage()), form
 
     def held_of(self, part: Tensor) -> list[Tensor]:
-        """What the next checkpoint is to hold on the device of what a block has returned."""
+        """The tensors that the next checkpoint holds on the device for a part of a block's output."""
         _, form = self.crossing.get(storage_address(part) or 0, (None, None))
         with outside_of_modes():
             return [part] if form is None else [*self._instead(part, form).tensors]
@@ -159,7 +159,7 @@ class Offloading:
         return tracing.tree_unflatten(found, spec) if moved_in(found) else value
 
     def _taken(self, plain: Iterable[Any], first: int) -> MovedRows:
-        """Of plain parts, by number, those that cross blocks."""
+        """The plain parts that cross blocks, by number."""
         found: dict[int, NarrowForm | None] = {}
         for number, part in enumerate(plain, first):
             address = storage_address(part)

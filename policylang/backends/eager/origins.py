@@ -124,7 +124,7 @@ class Origins:
 
 
 def addresses(tensors: Iterable[Tensor]) -> set[int]:
-    """Which memory tensors lie in."""
+    """Addresses of the tensors' storages."""
     return {at for part in take_apart(list(tensors))[0] if (at := eager.storage_address(part)) is not None}
 
 
@@ -223,9 +223,9 @@ class OperatorStream:
     """The operators of one call of a block; the other fields count them from 0."""
 
     operators: list[Any] = field(factory=list)
-    """As the block calls them: on tensor subclasses (DTensor), one of these is several operations, or none."""
+    """The calls of the block: on tensor subclasses (DTensor), one of these is several operations, or none."""
     reach: int = 0
-    """How many had run when the last value was saved: a checkpoint recomputes so many."""
+    """The number that had run when the last value was saved: a checkpoint recomputes so many."""
     differentiable: set[int] = field(factory=set)
     """Operators that a gradient flows through."""
     numbers: set[int] = field(factory=set)
@@ -239,7 +239,7 @@ class OperatorStream:
     """By operator, the arguments that autograd keeps and that lie in memory from outside: the recomputation keeps their
     current content, whatever the operator returns."""
     state: dict[int, tuple[int, ...]] = field(factory=dict)
-    """Which of these the block writes to."""
+    """By operator, the tensors from outside that the block writes to."""
 
 
 @cache

@@ -147,7 +147,7 @@ class RunningBlock:
 
 
 Traces = dict[Hashable, BlockTrace]
-"""Of the blocks of one model: equal blocks share a trace."""
+"""Traces of the blocks of one model: equal blocks share one."""
 
 
 @define(eq=False)

@@ -123,7 +123,7 @@ class Session:
         return evolve(self.policy, rewrites=rewrites, scheduling=()) if self.policy.orders else self.policy
 
     def context_fn(self) -> Contexts:
-        """The same object each time: ``torch.compile`` identifies the checkpoint by its function."""
+        """Returns one object at every call: ``torch.compile`` identifies the checkpoint by its function."""
         if self._context_fn is None:
 
             def contexts() -> Pair:
@@ -146,7 +146,7 @@ class Session:
         self.agreed.append(policy)
 
     def block_names(self) -> tuple[str, ...]:
-        """Of the blocks that a checkpoint may run; empty names are not known."""
+        """Names of the blocks that a checkpoint may run; an unknown name is empty."""
         return self.names or tuple(region.root for region in self.regions.values())
 
     def numbered_blocks(self) -> tuple[list[NamedBlock], tuple[str, ...]]:
@@ -315,7 +315,7 @@ class CheckpointContext:
         self._gave_way = False
         self._aside = False
         self._inputs: list[MovedTensor] = []
-        """What the checkpoint holds in the place of what it was called with."""
+        """Replacements that the checkpoint holds for its arguments."""
 
     def __enter__(self) -> CheckpointContext:
         if self.first is None and eager.runs_in_graph(self):  # Dynamo's graph as it is: no block in it has hooks
@@ -418,7 +418,7 @@ class CheckpointContext:
         self.mode = self._contexts.enter_context(mode)
 
     def _move_inputs(self, name: str) -> None:
-        """What other blocks have returned to be moved leaves for the host, and not what hooks around keep."""
+        """Moves outputs of other blocks to the host where a rule says so, except those that hooks around keep."""
         offloading = self.session.offloading
 
         def moved(value: Any) -> Any:

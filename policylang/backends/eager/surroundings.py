@@ -55,7 +55,7 @@ class _Held:
     container: Any
     content: Any
     keys: frozenset[Any] | None = None
-    """Of a dictionary, the relevant keys; all of them where it is None."""
+    """The relevant keys of a dictionary; None: all keys."""
 
     @classmethod
     def of(cls, container: Any, keys: Collection[Any] | None = None) -> _Held:
@@ -208,7 +208,7 @@ class Before:
 
 
 def _tables(modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
-    """Of each module its attributes and its buffers."""
+    """The attributes and the buffers of each module."""
     return [table for module in modules for table in (module.__dict__, module._buffers)]
 
 

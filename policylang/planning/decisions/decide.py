@@ -84,7 +84,7 @@ NOTHING_AROUND = AroundBlocks()
 
 @frozen(eq=False)
 class Verdict:
-    """Which rule won each producer, before safety is checked."""
+    """The rule that won each producer, before safety is checked."""
 
     matched: tuple[tuple[int, ...], ...]
     """By rule: the producers it denotes, in graph order."""

@@ -283,7 +283,7 @@ def _holder(facts: Facts, row: int) -> int:
 def prefetch_diagnostics(
     policy: Policy, facts: Facts, needs: SavedForBackward, blocks: Sequence[str]
 ) -> Iterator[Diagnostic]:
-    """What is wrong with a line that says when copies back start."""
+    """Errors and warnings about a line that says when copies back start."""
     line = policy.prefetch_offloaded
     if line is None:
         return

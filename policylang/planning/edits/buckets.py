@@ -171,7 +171,7 @@ class Places:
 
 
 class Serving:
-    """Which block each collective of a graph serves: that of the computation which it feeds, or which feeds it.
+    """The block that each collective of a graph serves: that of the computation which it feeds, or which feeds it.
 
     Its position means little: shards may be gathered under another module path, whole blocks before their use, and
     nodes of a backward may carry no module path. Products and norms have their block; a node without one, in a graph
@@ -402,7 +402,7 @@ def _cut(
     arguments = (whole, len(whole_shape) - 1, start, start + member.piece)
     part = new.add(SLICE, arguments, shape, stride, like)
     strides = viewed(shape, stride, gives)
-    # Of lengths of 1 in memory with gaps, torch computes the strides of a view in more than one way.
+    # For dimensions of length 1 in memory with gaps, torch computes the strides of a view in more than one way.
     plain = stride == contiguous(shape) or 1 not in (*shape, *gives)
     item = facts.bytes[wait] // facts.numel[wait]
     gap = whole_shape[-1] if prod(whole_shape[:-1]) > 1 else 0

@@ -62,7 +62,7 @@ class Chunks(EditPlanner[Chunk]):
         self.taken: set[int] = set()
         """The nodes of regions that are cut."""
         self.apart: dict[int, Node] = {}
-        """What takes the place of nodes that do not depend on any slice."""
+        """Replacements of nodes that do not depend on any slice."""
 
     @classmethod
     def nothing_in(cls, statement: Chunk) -> str:
@@ -203,11 +203,11 @@ def row_digits(facts: Facts, row: int, shape: tuple[int, ...]) -> bool:
 
 
 Placed = tuple[int, RowDim]
-"""A value that is cut, and along what."""
+"""A value that is cut, and the dimension along which it is."""
 
 
 class Region:
-    """What is cut along some rows of a product's result. Raises :class:`RefusedError` where it cannot be."""
+    """The nodes that are cut along some rows of a product's result. Raises :class:`RefusedError` where it cannot be."""
 
     def __init__(self, facts: Facts, head: int, rows: RowDim, module: str, *, together: bool) -> None:
         self.facts, self.head, self.size, self.together = facts, head, rows.size, together
@@ -217,13 +217,13 @@ class Region:
         self.rows: dict[int, tuple[RowDim | None, ...]] = {head: (rows,)}
         """By node that carries rows, where each tensor that it returns has them; None for a sum over them."""
         self.wide: dict[int, tuple[RowDim | None, ...]] = {head: (RowDim(width, 1, (facts.shapes[head] or ())[-1], 1),)}
-        """The same for the columns."""
+        """By node that has the columns, where each tensor that it returns has them."""
         self.stuck: dict[int, str] = {}
-        """What needs all slices, or mixes rows, and why."""
+        """Nodes that need all slices or mix rows, with the reason."""
         self.waits: set[int] = set()
-        """Those that need slices of the backward: where these run later, it may read what needs the forward's."""
+        """Nodes that need slices of the backward: if these run later, their readers may need the forward's slices."""
         self.hoisted: list[int] = []
-        """What reads no element of the region, though it reads the region."""
+        """Nodes that read a value of the region and none of its elements."""
         self.members: set[int] = {head}
         self.taken_in: set[int] = set()
         """Members that only other members read, and of which nothing says yet where they have rows."""
@@ -312,8 +312,8 @@ class Region:
             self._stop(row, f"{self.facts.names[row]} is a sum over all rows")
 
     def labelled(self, row: int, result: RowDim | None) -> tuple[list[RowDim | None], list[RowDim | None], Dims | None]:
-        """Where the tensors that a call reads, and those that it makes, have the rows: from those of them that are
-        known, or from what is wanted of its result."""
+        """The dimensions in which the tensors that a call reads, and those that it makes, have the rows: from the known
+        ones among them, or from the wanted dimension of its result."""
         facts, name = self.facts, self.facts.names[row]
         for flag, why in _CANNOT.items():
             if facts.flags[row] & flag:
@@ -372,7 +372,7 @@ class Region:
         return of_rows.COUNTING if of_rows.counts(facts.targets[row], facts.arguments[row]) else facts.dtypes[row]
 
     def _columns(self, row: int, dims: Dims | None) -> tuple[RowDim | None, ...]:
-        """Where the columns are afterwards."""
+        """The dimension of the columns in each tensor that the call returns."""
         facts = self.facts
         refs = list(tensors(facts.arguments[row]))
         known = [self.wide[each][0] if each in self.wide else None for each in refs]
@@ -634,8 +634,8 @@ class _Writer:
         return found
 
     def _inside(self, node: NewNode, action: Action | None) -> Action | None:
-        """What becomes of a value of a slice. What ranks have reduced to a number a row is kept, so that they do not
-        communicate again in the backward."""
+        """The action for a value of a slice. A value that ranks have reduced to a number a row is saved, so that they
+        do not communicate once more in the backward."""
         facts, row = self.facts, self.facts.index.get(node.call, -1)
         of_ranks = node.target in WAITS or (node.call and facts.flags[row] & Flag.COLLECTIVE)
         is_narrow = of_ranks and not any(self.region.wide.get(row, ()))
@@ -799,7 +799,7 @@ class _Writer:
         return self._add(VIEW, (value, short), short, like, source) if digit.outer > 1 else value
 
     def _joined(self, row: int) -> Node:
-        """What everyone else reads: the slices one behind the other, or their sum."""
+        """The value that nodes outside the region read: the slices concatenated, or their sum."""
         facts, region = self.facts, self.region
         shape, digit = facts.shapes[row] or (), region.rows[row][0]
         if digit is None:
@@ -822,7 +822,7 @@ class _Writer:
         return self.early.get(source) or self.planner.apart.get(source) or Node(self.facts.names[source])
 
     def _run_early(self, row: int) -> Node:
-        """What leads from an incoming gradient of 1 to the region."""
+        """The nodes between an incoming gradient of 1 and the region."""
         facts, dtype, more = self.facts, self.facts.dtypes[row], {"call": self.facts.names[row]}
         if row in self.region.tangents:
             return self._add(_FULL, ((), 1, dtype, None, facts.devices[row], None), (), row, row)
@@ -838,7 +838,8 @@ class _Writer:
         return self._add(_MUL, given, made.shape, row, row, late=True, stride=made.stride)
 
     def _hoist(self, row: int) -> Node:
-        """What does not depend on any slice: a value of which only the shape is read, and the weights of targets."""
+        """A node that does not depend on any slice: a value of which only the shape is read, and the weights of
+        targets."""
         facts, source = self.facts, self.facts.inputs[row][0]
         if facts.targets[row] not in LIKE:
             return self._weight(source, row)

@@ -216,7 +216,7 @@ class Proposal:
     """A rewrite, or a finding that rewrites rest on, as one rank has it."""
 
     name: str
-    """The same on every rank."""
+    """A name that is equal on every rank."""
     terms: str
     """All of it that has to be alike."""
     among: tuple[int, ...] = ()

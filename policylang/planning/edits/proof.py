@@ -32,7 +32,8 @@ class ChainCall:
     name: str
     target: str
     arguments: tuple[Any, ...]
-    """As in :class:`~policylang.planning.graph_edit.NewNode`; collectives have a group's name or `FusedGroup`."""
+    """Arguments in the form of :class:`~policylang.planning.graph_edit.NewNode`; collectives have a group's name or
+    `FusedGroup`."""
     shape: tuple[int, ...] | None
     """The shape of its result; None for a tuple."""
     move: Move = field(default=Factory(lambda it: move_of(it.target, it.arguments, it.shape), True), repr=False)

@@ -33,7 +33,7 @@ from policylang.planning.edits.round_trips import RoundTrips
 from policylang.planning.graph_edit import Edit, Edits, FusedGroup, NewNode, Node, Refusal
 
 _KEPT = Flag.RECORDED_SAVED | Flag.RECORDED_OFFLOADED | Flag.BACKWARD_HOOK
-"""What a new node copies from the one it is like, with that one's metadata."""
+"""Flags that a new node copies from the node whose metadata it has."""
 _OF_CALL = Flag.VIEW | Flag.MULTI_OUTPUT | Flag.COMPUTE
 _HANDED_ON = Flag.FORWARD_OUTPUT | Flag.GRADIENT  # what the replacement of a value inherits from it
 

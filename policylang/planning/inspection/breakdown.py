@@ -305,7 +305,7 @@ def _folded(entries: Sequence[ValueEntry]) -> tuple[ValueEntry, ...]:
 
 @frozen
 class LineCopies:
-    """What a line copies to the host and back. Seconds are None without a device."""
+    """The copies of a line to the host and back. Seconds are None without a device."""
 
     source: str
     """``file:line``; empty where no line decides, as for the model's own checkpoint."""

@@ -44,7 +44,7 @@ class StepInOrder:
 
     @property
     def collectives(self) -> list[int]:
-        """Their nodes in the order in which they start; a recomputed one is there twice."""
+        """Nodes of collectives in the order in which they start; a recomputed one is there twice."""
         return collective_rows(self.facts, self.schedule)
 
 
@@ -68,7 +68,7 @@ class LineInOrder:
     text: str
     matched: tuple[str, ...]
     moved: tuple[str, ...]
-    """Of a ``bucket`` line those that became one with others; else those that start earlier or are awaited later."""
+    """Collectives that a ``bucket`` line joined; for another line, those that start earlier or are awaited later."""
     left: Mapping[str, tuple[str, ...]] = field(factory=dict)
     """Why collectives were left where they are, and which."""
     buckets: tuple[JoinedCollectives, ...] = ()
@@ -106,7 +106,7 @@ class Communication:
     traced: StepInOrder
     """The graph as it runs without any scheduling line."""
     planned: StepInOrder
-    """As it runs under the policy; the same object where no line schedules anything."""
+    """The graph as it runs under the policy; the same object where no line schedules anything."""
     lines: tuple[LineInOrder, ...] = ()
     """In the order of planning: buckets, then the others."""
     collectives: tuple[CollectiveEntry, ...] = ()
@@ -323,7 +323,7 @@ class PlacedCollective:
     """One collective of the step."""
 
     name: str
-    """As it was asked for."""
+    """The name that was asked for."""
     operator: str
     group: str
     lines: tuple[LineStanding, ...]

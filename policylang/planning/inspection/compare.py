@@ -1,4 +1,4 @@
-"""What is in a graph, as ``policylang show`` tells it, and how two plans of one graph differ (``policylang diff``)."""
+"""A graph's contents (``policylang show``), and the differences of two plans of one graph (``policylang diff``)."""
 
 from __future__ import annotations
 
@@ -214,9 +214,9 @@ class OrderChanges:
     old: OrderFigures
     new: OrderFigures
     joined: tuple[str, ...]
-    """Those that are in a bucket now, and were in none or in one with others."""
+    """Collectives that are in a bucket now, and were in none or in one with others."""
     parted: tuple[str, ...]
-    """Those that were in a bucket, and are alone now."""
+    """Collectives that were in a bucket, and are alone now."""
     starts: tuple[str, ...]
     """All others that start elsewhere."""
     awaited: tuple[str, ...]
@@ -287,7 +287,8 @@ class Decider:
     """The rule, or other cause, that decides a group of nodes in one of the plans."""
 
     action: str
-    """As the language writes it; ``auto`` where PyTorch's partitioner decides, empty where there is no such node."""
+    """The action in the words of the language; ``auto`` where PyTorch's partitioner decides, empty where there is no
+    such node."""
     source: str | None
     """``file:line`` of the rule, None where no rule decides."""
     text: str

@@ -279,7 +279,7 @@ def _saving(targets: Sequence[str]) -> tuple[str, syntax.Rule]:
 
 
 def _collectives(facts: Facts, needs: BackwardCost) -> list[int]:
-    """Those that are recomputed, but for gathers of parameters."""
+    """The recomputed collectives, without gathers of parameters."""
     rows = [row for row in needs.recomputed if facts.flags[row] & Flag.COLLECTIVE]
     of_parameters = Chains(facts).from_parameter_mask if rows else ()
     return [row for row in rows if not of_parameters[row]]

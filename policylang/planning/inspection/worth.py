@@ -1,4 +1,4 @@
-"""What each line is worth: the step with it less the step without it, all other lines as they are.
+"""The worth of each line: the step with it less the step without it, all other lines as they are.
 
 For a rule the policy is planned again without it, on the same graph: another rule, the user's checkpoint or ``undecided
 -> …`` then decides its values. Values left to PyTorch count as saved on both sides. The difference is the rule's
@@ -214,7 +214,7 @@ class EditWorth:
     under: StepTime | None
     """The times of the step; None without a device."""
     without: StepTime | None
-    """Those of the step without the line."""
+    """The times of the step without the line."""
 
     @property
     def step_seconds(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What an order has to keep: the blocks in which the forward and the backward run, and dependencies between nodes.
+"""Constraints of an order: the blocks in which the forward and the backward run, and dependencies between nodes.
 
 A backward node without a block belongs to that of the forward values it reads. A block's input was made by the block
 before it, so of two consecutive blocks, one that makes a value and one that reads it, the later one counts. Values that

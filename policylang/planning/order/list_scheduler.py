@@ -32,7 +32,7 @@ class Leeway:
     """The limits on how far a schedule may leave the given order."""
 
     lag: float
-    """How much later nodes that only the end of the step needs may compute, as multiples of ``hole``."""
+    """The delay allowed for nodes that only the end of the step needs, as multiples of ``hole``."""
     fill: float
     """The share of all computation that may be pulled ahead to fill a wait."""
     reach: float
@@ -40,7 +40,7 @@ class Leeway:
     close: float
     """The share of all computation by which a loose node is due before its reader."""
     nearest: bool = False
-    """As in :class:`LatestStarts`."""
+    """``nearest`` of :class:`LatestStarts`."""
     holds: bool = True
     """True if nodes that only the end of the step needs may run later than in the given order."""
 

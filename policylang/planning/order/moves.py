@@ -87,7 +87,7 @@ class SelectedCollectives:
     statement: Scheduling
     rows: tuple[int, ...]
     taken: tuple[int, ...] = ()
-    """Those that this statement moves, where several select them."""
+    """The collectives that this statement moves, where several select them."""
     takers: Mapping[int, int] = field(factory=dict)
     """Other statement to how many of them it moves instead."""
 

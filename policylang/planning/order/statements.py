@@ -55,7 +55,7 @@ _PER = re.compile(r"\s+per\s+(?:\d+\s+)?blocks?$")
 
 
 class OrderErrors:
-    """Those of one policy on one graph, in the order in which they are found."""
+    """The errors of one policy's scheduling lines on one graph, in the order in which they are found."""
 
     def __init__(self, policy: Policy, traced: Facts, selections: WholeStepSelections) -> None:
         self.found: list[Diagnostic] = []
