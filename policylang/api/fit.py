@@ -21,6 +21,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import format_quantity
 from policylang.planning.capabilities import PathName, capabilities_for
 from policylang.simulation.node_times import lacking, node_times
+from policylang.tracing.alike import outer_lists
 from policylang.tracing.configured import SIZES, Parts, StepSizes, built, read_configuration, sharded
 from policylang.tracing.step import problem
 from policylang.tracing.target_device import TargetDevice, target_device
@@ -260,7 +261,7 @@ class _Traced:
                 message = f"`{self.subject.name}` returns a step that is traced already, which cannot be sharded"
                 raise problem(SIZES, message, help="return `model, loss_fn, *batch`, or leave out the ranks")
             return collect(parts.gm)
-        lists = _outer_lists(parts.model)
+        lists = outer_lists(parts.model)
         if not kept:
             self.lists = {path: len(each) for path, each in lists.items()}
         for path, few in kept.items():
@@ -275,14 +276,6 @@ class _Traced:
                 compute_capability=self.device.capability,
             )
             return collect(step.gm)
-
-
-def _outer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
-    found: dict[str, nn.ModuleList] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) > 1 and not any(path.startswith(f"{up}.") for up in found):
-            found[path] = module
-    return found
 
 
 @frozen

@@ -129,7 +129,7 @@ def _stored(facts: Facts) -> Iterator[tuple[str, Iterable[Any]]]:
             continue
         match said.stored:
             case Stored.NAMES:
-                bases, numbers = _parted(values)
+                bases, numbers = parted(values)
                 yield name, bases
                 yield _NUMBERS, numbers
             case Stored.ROW:
@@ -183,7 +183,9 @@ def _relative(value: Any, row: int) -> Any:
     return tuple([_relative(part, row) for part in value]) if type(value) in (tuple, list) else value
 
 
-def _parted(names: Sequence[str]) -> tuple[list[str], list[int | None]]:
+def parted(names: Sequence[str]) -> tuple[list[str], list[int | None]]:
+    """Of each name what comes before the number at its end, and by how much that is above the last one after the same
+    beginning; None where it ends in no number."""
     bases: list[str] = []
     steps: list[int | None] = []
     last: dict[str, int] = {}
@@ -335,9 +337,14 @@ def _joined(bases: Sequence[str], numbers: _Table) -> list[str]:
         raise DamagedError("a name in it ends in no number")
     if sum(map(len, bases)) > _CHARACTERS * len(bases) + _SLACK:
         raise DamagedError("its names are longer than any graph's")
+    return joined(bases, numbers.of_rows())
+
+
+def joined(bases: Sequence[str], steps: Sequence[int | None]) -> list[str]:
+    """The names that :func:`parted` took apart. Raises :class:`DamagedError` for numbers that no name ends in."""
     names: list[str] = []
     last: dict[str, int] = {}
-    for base, step in zip(bases, numbers.of_rows(), strict=True):
+    for base, step in zip(bases, steps, strict=True):
         if step is None:
             names.append(base)
             continue
