@@ -125,7 +125,7 @@ def of_choice(facts: Facts, classes: ValueClasses, choice: Choice) -> Pattern:
 def of_products(classes: ValueClasses, inside: Vocabulary) -> Pattern:
     """Blocks keep their outputs and the results of their products: what runs again beside a peak is small, which the
     bytes kept do not tell, and the integer program knows no peak."""
-    kept = {*classes.crossing, *inside.of_group("matmul")}
+    kept = {*classes.crossing, *inside.of_selector("matmul")}
     return tuple(
         int(Option.SAVE if number in kept or (inside.numbers and not each.inside) else Option.RECOMPUTE)
         for number, each in enumerate(classes.all)
@@ -213,41 +213,21 @@ def _hidden_in_a_block(facts: Facts, times: NodeTimes, classes: ValueClasses) ->
 
 @frozen(eq=False)
 class CandidateTable:
-    """One entry a mixture: the first so many blocks follow one pattern, the last few another, those between a third."""
+    """One entry a mixture: the first so many blocks follow one pattern, the others another."""
 
-    zone: Ints
-    """The number of the pattern in the first blocks."""
-    rest: Ints
-    """The number of the pattern of the other blocks."""
-    end: Ints
-    """The number of the pattern of the last blocks."""
-    around: Ints
-    """The number of the pattern outside of blocks."""
-    number: Ints
-    """So many first blocks."""
-    last: Ints
-    """So many last blocks; 0 with two patterns."""
+    rows: Ints
+    """By mixture the numbers of four: the pattern of the first blocks, that of the others, that outside of blocks, and
+    how many first blocks there are."""
     figures: Mixtures
 
-    def __len__(self) -> int:
-        return len(self.zone)
 
-
-_FEW_BLOCKS = 16
 _NEAR = 3
-"""Patterns that tell stages apart, that copy, or that are a third, are mixed with so many on either side by bytes."""
+"""Patterns that tell stages apart, or that copy, are mixed with so many on either side by bytes."""
 
 
-def candidate_table(
-    composition: Composition,
-    patterns: Sequence[SegmentProfile],
-    *,
-    mixed: bool,
-) -> CandidateTable:
+def candidate_table(composition: Composition, patterns: Sequence[SegmentProfile], *, mixed: bool) -> CandidateTable:
     """Every pattern in all blocks, with every outcome outside of them. Every two in the first so many and the others:
-    of those whose blocks save their outputs, or with ``mixed`` of all. A step from one number of blocks to the next is
-    a large one: the last block, or where blocks are few the last two, may follow a third pattern.
-    """
+    of those whose blocks save their outputs, or with ``mixed`` of all."""
     blocks, classes = composition.count, composition.classes.all
     staged = any(each.stage for each in classes)
     usable = [number for number, each in enumerate(patterns) if mixed or each.saves_outputs]
@@ -259,38 +239,20 @@ def candidate_table(
     again = [float(each.recompute.sum()) for each in patterns]
     ordered = sorted(again[number] for number in usable if not patterns[number].offloads)
     rank = [bisect_left(ordered, each) for each in again]
-
     moved = [{at for at, option in enumerate(each.asked) if option == Option.OFFLOAD} for each in patterns]
-
-    def is_near(one: int, other: int) -> bool:
-        return abs(rank[one] - rank[other]) <= _NEAR
-
-    rows = [(one, one, one, one, blocks, 0) for one in range(len(patterns))]
-    rows += [(one, one, one, around, blocks, 0) for one in usable for around in beyond.values() if around != one]
+    rows = [(one, one, one, blocks) for one in range(len(patterns))]
+    rows += [(one, one, around, blocks) for one in usable for around in beyond.values() if around != one]
     for one, other in permutations(usable if blocks > 1 else (), 2):
-        near, copies = is_near(one, other), patterns[one].offloads or patterns[other].offloads
+        near, copies = abs(rank[one] - rank[other]) <= _NEAR, patterns[one].offloads or patterns[other].offloads
         unlike = moved[one] and moved[other] and moved[one] != moved[other]
         if unlike or (not near and (staged or copies)):
             continue
         arounds = dict.fromkeys((one, other, by_bytes[0], by_bytes[-1]))
-        rows += [(one, other, other, around, number, 0) for number in range(1, blocks) for around in arounds]
-        if not near or staged or copies:
-            continue
-        lasts = (1, 2) if blocks <= _FEW_BLOCKS else (1,)
-        rows += [
-            (one, other, third, around, number, last)
-            for third in usable
-            if third not in (one, other) and not patterns[third].offloads
-            if blocks <= _FEW_BLOCKS or is_near(one, third)
-            for last in lasts
-            for number in range(1, blocks - last)
-            for around in arounds
-        ]
-    zone, rest, end, around, number, last = np.array(rows, dtype=np.int64).T
-    at = np.arange(blocks)
-    chosen = np.where(at < number[:, None], zone[:, None], rest[:, None])
-    chosen = np.where(at >= blocks - last[:, None], end[:, None], chosen)
-    return CandidateTable(zone, rest, end, around, number, last, composition.mixtures(patterns, chosen, around))
+        rows += [(one, other, around, number) for number in range(1, blocks) for around in arounds]
+    table = np.array(rows, dtype=np.int64)
+    zone, rest, around, number = table.T
+    chosen = np.where(np.arange(blocks) < number[:, None], zone[:, None], rest[:, None])
+    return CandidateTable(table, composition.mixtures(patterns, chosen, around))
 
 
 def _blocks_phrase(end: str, number: int) -> str:
@@ -301,7 +263,7 @@ def _blocks_phrase(end: str, number: int) -> str:
 class Writer:
     """Writes candidates as policies. What distinguishes two patterns is computed once for any number of blocks."""
 
-    _MARK, _END = "in first 0 blocks", "in last 0 blocks"
+    _MARK = "in first 0 blocks"
 
     def __init__(
         self, patterns: Sequence[Pattern], inside: Vocabulary, outside: Vocabulary, *, head: str, override: bool
@@ -313,36 +275,28 @@ class Writer:
         self.override = override
         self._known: dict[tuple[int, ...], str | None] = {}
 
-    def text(self, all_of: CandidateTable, at: int, blocks: int) -> str | None:
+    def text(self, table: CandidateTable, at: int, blocks: int) -> str | None:
         """The text of a candidate; None where 16 statements do not hold it."""
-        zone, rest, end, around = (int(each[at]) for each in (all_of.zone, all_of.rest, all_of.end, all_of.around))
-        number, last = int(all_of.number[at]), int(all_of.last[at])
+        zone, rest, around, number = table.rows[at].tolist()
         if zone == rest:
             return self._template(around, rest)
-        ends = [end] if last else []
         ways = [
-            (self._template(around, rest, zone, *ends), _blocks_phrase("first", number)),
-            (self._template(around, zone, rest, *ends, nested=True), _blocks_phrase("last", blocks - number)),
+            (self._template(around, rest, zone), _blocks_phrase("first", number)),
+            (self._template(around, zone, rest), _blocks_phrase("last", blocks - number)),
         ]
         found = [template.replace(self._MARK, place) for template, place in ways if template is not None]
-        text = min(found, key=lambda text: (text.count("\n"), len(text), text), default=None)
-        return None if text is None else text.replace(self._END, _blocks_phrase("last", last))
+        return min(found, key=lambda text: (text.count("\n"), len(text), text), default=None)
 
-    def _template(self, around: int, *blocks: int, nested: bool = False) -> str | None:
-        """The text where the blocks of :attr:`_MARK` follow the second of some patterns, and the last few a third."""
-        key = around, *blocks, int(nested)
+    def _template(self, around: int, base: int, *zones: int) -> str | None:
+        """The text where the blocks of :attr:`_MARK` follow another pattern than the others."""
+        key = around, base, *zones
         if key not in self._known:
             self._known[key] = None
             # the whole has the lines of its part, and more
-            if len(blocks) == 1 or self._template(around, *blocks[:-1], nested=nested and len(blocks) > 2) is not None:
-                base, *others = (self.patterns[each] for each in blocks)
-                zones = [
-                    Zone(place, pattern, nested and place == self._END)
-                    for place, pattern in zip((self._MARK, self._END), others, strict=False)
-                ]
-                made = scripts(
-                    self.inside, self.outside, base, zones, self.patterns[around], undecided=not self.override
-                )
+            if not zones or self._template(around, base) is not None:
+                pattern, beyond = self.patterns[base], self.patterns[around]
+                zone = Zone(self._MARK, self.patterns[zones[0]]) if zones else None
+                made = scripts(self.inside, self.outside, pattern, zone, beyond, undecided=not self.override)
                 texts = (script.text(self.head, override=self.override) for script in made)
                 self._known[key] = next((text for text in texts if text is not None), None)
         return self._known[key]

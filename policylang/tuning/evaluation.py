@@ -10,7 +10,7 @@ from typing import Literal
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, mask_of
-from policylang.language.diagnostics import Diagnostic, Source
+from policylang.language.diagnostics import Diagnostic, Severity, Source
 from policylang.language.layout import format_source
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable
@@ -139,11 +139,16 @@ def uncollected() -> Iterator[None]:
 class Evaluation:
     """Plans and simulates texts, each once."""
 
-    def __init__(self, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> None:
+    def __init__(self, facts: Facts, times: NodeTimes, capabilities: Capabilities, *, ordered: bool = False) -> None:
+        """``ordered``: texts may edit the graph and order its collectives. They are planned for the device, are taken
+        as they are written, notes against them or not, and their plans are kept."""
         self.facts = facts
         self.times = times
         self.capabilities = capabilities
+        self.ordered = ordered
         self.operators = OperatorTable.bundled(met=tuple(name for name in dict.fromkeys(facts.targets) if "." in name))
+        self.plans: dict[str, Plan] = {}
+        """By canonical text, of candidates with an order."""
         self._known: dict[str, Candidate | None] = {}
         self._asked: dict[str, None] = {}
 
@@ -154,17 +159,19 @@ class Evaluation:
     def planned(self, text: str) -> Plan | None:
         """The plan of a text; None if it has any diagnostic, except a note that some offloaded values stay on the
         device: the simulation covers that."""
-        made = self._planned(text)
+        made = self.planned_or_refused(text)
         return None if isinstance(made, list) else made
 
-    def _planned(self, text: str) -> Plan | list[Diagnostic]:
+    def planned_or_refused(self, text: str) -> Plan | list[Diagnostic]:
+        """The plan of a text, or the diagnostics against it."""
         loaded = parse_policy(text, operators=self.operators)
-        if loaded.policy is None or loaded.diagnostics:
+        if loaded.policy is None:
             return list(loaded.diagnostics)
-        made = plan(loaded.policy, self.facts, self.capabilities)
-        offloads = loaded.policy.offloads
-        against = [each for each in made.diagnostics if not (offloads and each.code == refusals.STAYS_ON_DEVICE)]
-        return against or made
+        made = plan(loaded.policy, self.facts, self.capabilities, device=self.times.device if self.ordered else None)
+        copies = loaded.policy.offloads or self.ordered
+        said = [each for each in made.diagnostics if not (copies and each.code == refusals.STAYS_ON_DEVICE)]
+        noted = self.ordered
+        return [each for each in (*loaded.diagnostics, *said) if not (noted and each.severity is Severity.NOTE)] or made
 
     def of(self, text: str) -> Candidate | None:
         """The candidate of a text, in canonical form; None if it has a diagnostic, or leaves a value to PyTorch's
@@ -191,8 +198,10 @@ class Evaluation:
         formatted = format_source(Source("<tuned>", text)).text
         if formatted is None:
             return None
-        made = self._planned(formatted)
+        made = self.planned_or_refused(formatted)
         if isinstance(made, list):
+            if self.ordered:
+                return None
             lines = formatted.splitlines(keepends=True)
             changes_nothing = {each.span.line - 1 for each in made if each.span is not None and each.code in _IDLE}
             kept = "".join(line for at, line in enumerate(lines) if at not in changes_nothing)
@@ -200,6 +209,12 @@ class Evaluation:
         needs = saved_and_recomputed(made)
         if not needs.final or (made.policy.offloads and not needs.offloaded):
             return None
+        if self.ordered:
+            if made.times is None or made.step_time is None:
+                return None
+            self.plans[formatted] = made
+            found, took = candidate_of(formatted, made, needs, made.times), made.step_time
+            return evolve(found, peak=made.peak.bytes, peak_at=made.peak.at, step=took.step, exposed=took.exposed)
         idle = _idle_line(formatted, made, needs)
         if idle is not None:
             lines = formatted.splitlines(keepends=True)

@@ -229,6 +229,9 @@ _GROUPS = (
 _SWEEPING = frozenset({"norm", "collective", "view", "pointwise", "reduction"})
 """Groups of operators that have little in common: nobody counts them."""
 EVERYTHING = "everything"
+_WEIGHTS = (("all_gather", "from parameter"), ("everything", "gathered parameter"))
+"""FSDP's gathers, and all that is made of gathered weights alone: a position among gathers would not say which are
+meant."""
 
 
 @frozen
@@ -277,6 +280,7 @@ class Vocabulary:
         self._facts = facts
         self._classes = classes
         self._operators = operators
+        self._chains = Chains(facts)
         self.inside = inside
         self.numbers = [number for number, each in enumerate(classes.all) if each.inside is inside]
         self.mask = _mask(self.numbers)
@@ -330,9 +334,15 @@ class Vocabulary:
         if self.inside and classes.crossing and classes.all_cross:
             yield Phrase(EVERYTHING, _mask(classes.crossing), 1.1, predicate="crosses block")
         for each in _GROUPS:
-            yield from self._narrowed(each, self.of_group(each), 1.0)
+            numbers = self.of_selector(each)
+            yield from self._narrowed(each, numbers, 1.0)
             if each not in _SWEEPING:
-                yield from self._by_own_module(each, self.of_group(each))
+                yield from self._by_own_module(each, numbers)
+        for subject, predicate in _WEIGHTS if self.of_selector("all_gather") else ():
+            gathers = self.of_selector(f"{subject} where {predicate}")
+            for path in ("", *self._paths(gathers)) if gathers else ():
+                within = [number for number in gathers if not path or self._is_in(number, path)]
+                yield Phrase(subject, _mask(within), 1.1 + 0.3 * bool(path), module=path, predicate=predicate)
         names = {self._bare(name, [classes.all[number] for number in them]): them for name, them in by_name.items()}
         for subject, numbers in names.items():
             yield from self._narrowed(subject, numbers, 1.0)
@@ -429,16 +439,15 @@ class Vocabulary:
         module = self._classes.all[number].module
         return f".{path}." in f".{module}."
 
-    def of_group(self, name: str) -> list[int]:
-        """The classes of a group that takes all of a class or none."""
-        let, classes = prelude_group(name), self._classes
-        if let is None:
-            return []
-        selections = Selections(self._facts, {}, classes.blocks, Chains(self._facts))
-        found = [0] * len(classes)
-        for row in {self._facts.owners[row] for row in selections.rows(let.selector)}:
-            found[classes.of[row]] += classes.of[row] >= 0
-        return [number for number in self.numbers if found[number] == len(classes.rows[number])]
+    def of_selector(self, text: str) -> list[int]:
+        """The classes of which a selector takes all values, if it takes no class in part."""
+        policy = parse_policy(f"save {text}\n", operators=self._operators).policy
+        assert policy is not None
+        selections = Selections(self._facts, policy.lets, self._classes.blocks, self._chains)
+        found = [0] * len(self._classes)
+        for row in {self._facts.owners[row] for row in selections.rows(policy.rules[0].selector)}:
+            found[self._classes.of[row]] += self._classes.of[row] >= 0
+        return [number for number in self.numbers if found[number] == len(self._classes.rows[number])]
 
     def _bare(self, name: str, of: Sequence[ValueClass]) -> str:
         if self._is_clean(name):

@@ -20,27 +20,21 @@ from attrs import evolve, frozen
 
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind
-from policylang.language.diagnostics import Diagnostic, Severity, Source
-from policylang.language.layout import format_source
+from policylang.language.diagnostics import Severity
 from policylang.language.loader import parse_policy
-from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.inspection.costly import costly_rules
 from policylang.planning.inspection.worth import slowing_edits
-from policylang.planning.liveness import saved_and_recomputed
-from policylang.planning.plan import Plan
-from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times, operator_name
 from policylang.tuning.evaluation import (
     Allowed,
     Besides,
     Budget,
     Candidate,
+    Evaluation,
     Infeasible,
     Tuned,
-    candidate_of,
-    uncollected,
 )
 from policylang.tuning.tuned_policy import at_most
 from policylang.tuning.tuner import Tuner, undominated
@@ -102,7 +96,8 @@ class Variants:
         there = weights_there(facts) if capabilities.block_by_block else None
         self._tuned_facts, self._by_fsdp = there or facts, there is not None
         """In eager FSDP decides about gathers: the tuner is shown the weights as if they were there."""
-        self._known: dict[str, Candidate | None] = {}
+        self._whole = Evaluation(facts, times, capabilities, ordered=True)
+        self._exact = self._whole.of
 
     def best(self, *, table: bool = False) -> Tuned | Infeasible:
         """The policy of the shortest step within the budget; of the least memory within a budget of time."""
@@ -183,39 +178,11 @@ class Variants:
 
     # --- whole texts ---
 
-    def _planned(self, text: str) -> tuple[Plan | None, list[Diagnostic]]:
-        """The plan of a text, and what there is to say against it, notes aside."""
-        loaded, said = parse_policy(text), list[Diagnostic]()
-        made = None
-        if loaded.policy is not None:
-            made = plan(loaded.policy, self.facts, self.capabilities, device=self.times.device)
-            said = [each for each in made.diagnostics if each.code != refusals.STAYS_ON_DEVICE]
-        return made, [each for each in (*loaded.diagnostics, *said) if each.severity is not Severity.NOTE]
-
-    def _exact(self, text: str) -> Candidate | None:
-        """The candidate of a text, in canonical form; None if there is anything to say against it."""
-        formatted = format_source(Source("<tuned>", text)).text
-        if formatted is not None and formatted not in self._known:
-            with uncollected():
-                self._known[formatted] = self._evaluated(formatted)
-        return None if formatted is None else self._known[formatted]
-
-    def _evaluated(self, text: str) -> Candidate | None:
-        made, against = self._planned(text)
-        if against or made is None or made.times is None or made.step_time is None:
-            return None
-        needs = saved_and_recomputed(made)
-        if not needs.final:
-            return None
-        found, took = candidate_of(text, made, needs, made.times), made.step_time
-        return evolve(found, peak=made.peak.bytes, peak_at=made.peak.at, step=took.step, exposed=took.exposed)
-
     def _is_clean(self, each: Candidate) -> bool:
         """``check --deny warnings`` has nothing to say against it."""
-        made, _ = self._planned(each.rules)
-        assert made is not None
+        made = self._whole.plans[each.rules]
         said = (*slowing_edits(made, self.capabilities), *costly_rules(made, self.capabilities))
-        return all(each.severity is Severity.NOTE for each in said)
+        return all(one.severity is Severity.NOTE for one in said)
 
     def _written(self, base: _Base) -> Iterator[Candidate]:
         """The texts without an order that fit."""
@@ -291,8 +258,8 @@ class Variants:
 
     def _without_refused(self, text: str) -> str:
         """A text without the lines that there is something to say against, such as rules for what slices replace."""
-        _, against = self._planned(text)
-        at_fault = {each.span.line for each in against if each.span is not None}
+        against = self._whole.planned_or_refused(text)
+        at_fault = {each.span.line for each in against if each.span} if isinstance(against, list) else ()
         return "".join(line for at, line in enumerate(text.splitlines(keepends=True), 1) if at not in at_fault)
 
     def _chunks(self) -> Iterator[str]:

@@ -140,8 +140,8 @@ def test_what_is_composed_of_blocks_that_copy_is_what_is_simulated() -> None:
     chosen, seen = tuner._set(Budget("peak", inf)), 0
     moving = [at for at, fates in enumerate(chosen.writer.patterns) if Option.OFFLOAD in fates]
     made = chosen.table
-    for at in range(0, len(made), 7):
-        if made.zone[at] not in moving:
+    for at in range(0, len(made.rows), 7):
+        if made.rows[at, 0] not in moving:
             continue
         text = chosen.writer.text(made, at, BLOCKS)
         found = None if text is None else tuner.evaluation.of(text)
