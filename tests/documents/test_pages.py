@@ -77,7 +77,7 @@ WORKFLOW = (ROOT / "examples" / "github-actions.yml").read_text(encoding="utf-8"
 
 
 def test_adopting_runs_the_commands_of_the_page(tmp_path, monkeypatch, capsys):
-    assert walk(page("adopting.md"), tmp_path, monkeypatch, capsys) >= 10
+    assert walk(page("adopting.md"), tmp_path, monkeypatch, capsys) >= 9
     assert (tmp_path / "plan.html").stat().st_size > 1000
 
 
