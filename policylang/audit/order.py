@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, islice, zip_longest
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from attrs import asdict, define, evolve, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import fx
 
 from policylang.audit.outcome import OUT_OF_ORDER
@@ -25,6 +25,7 @@ from policylang.audit.report import CodeOrderReport
 from policylang.graph import marks
 from policylang.graph.facts import MOVING, NARROWING, STARTS, Facts, Flag, StepKind
 from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.plain_data import OWN
 from policylang.language.shown import counted
 from policylang.operators.calls import describe, effects, function, group_name, written_statistics
 from policylang.operators.names import GETITEM, HOST_COPY_WAIT, OFFLOAD, RUNS_WITH_RANDOM_STATE, SUM, WAITS, Category
@@ -614,7 +615,7 @@ class CodeAudit:
 
     planned: dict[str, list[_Steps]] = field(factory=lambda: {half: [] for half in HALVES})
     """By graph, the steps of each partition: one, except for regions that torch partitions separately."""
-    found: dict[str, CodeOrderReport] = field(factory=dict)
+    found: dict[str, CodeOrderReport] = field(factory=dict, metadata={OWN: True})
     """By graph, once it is compiled."""
 
     def note(self, forward: fx.Graph, backward: fx.Graph) -> None:
@@ -653,12 +654,3 @@ class CodeAudit:
         """In the order in which the graphs run."""
         compared = [half for half in HALVES if any(self.planned[half])]
         return tuple(self.found.get(half) or CodeOrderReport(half, "not compiled") for half in compared)
-
-    def to_json(self) -> dict[str, Any]:
-        return {half: [[asdict(step) for step in steps] for steps in self.planned[half]] for half in HALVES}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CodeAudit:
-        """Raises ``KeyError`` or ``TypeError`` for data that is not what :meth:`to_json` makes."""
-        of_half = {half: [tuple(CommunicationStep(**at) for at in steps) for steps in data[half]] for half in HALVES}
-        return cls(of_half)

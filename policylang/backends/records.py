@@ -25,7 +25,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts
 from policylang.graph.phases import ModulePaths, raw_path
 from policylang.graph.snapshot import dump
-from policylang.language.plain_data import from_plain
+from policylang.language.plain_data import OWN
 from policylang.language.shown import as_page, counted, format_quantity
 from policylang.language.syntax import Bucket, Policy
 from policylang.planning import statement_errors
@@ -95,9 +95,9 @@ class Findings:
     complaints: tuple[Complaint, ...]
     """Errors of this graph that another graph of the model may answer."""
     report: Report
-    facts: Facts | None = field(default=None, repr=False)
+    facts: Facts | None = field(default=None, repr=False, metadata={OWN: True})
     """The facts of the graph as given, for snapshots; None where an earlier process planned it."""
-    rewritten: Facts | None = field(default=None, repr=False)
+    rewritten: Facts | None = field(default=None, repr=False, metadata={OWN: True})
     """The facts of the graph that the report is about, with all that ``fuse`` and ``collapse`` made."""
 
 
@@ -120,14 +120,10 @@ def findings_of(done: AppliedPlan) -> Findings:
     return Findings(complaints, report, given, given if plan.facts is plan.before else evolve(plan.facts))
 
 
-def findings_to_json(findings: Findings) -> dict[str, Any]:
-    return {"complaints": statement_errors.to_json(findings.complaints), "report": findings.report.to_dict()}
-
-
-def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
-    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that :func:`findings_to_json` does not write. The
-    spans of the rules and their spelling are taken from ``policy``, whose layout may have changed."""
-    report = from_plain(Report, data["report"])
+def respelled(findings: Findings, policy: Policy) -> Findings:
+    """Findings of an earlier process, with the spans and the spelling of the rules of ``policy``, whose layout may have
+    changed. Raises ``ValueError`` where they are of another policy."""
+    report = findings.report
     if report.half:
         policy = without_gradients(policy)
     pairs = list(zip(report.rules, policy.rules, strict=True))
@@ -145,7 +141,7 @@ def findings_from_json(data: Mapping[str, Any], policy: Policy) -> Findings:
     rewrites = tuple(evolve(each, source=now.get(each.source, each.source)) for each in report.rewrites)
     rules = tuple(evolve(account, source=rule.source, text=rule.text) for account, rule in pairs)
     report = evolve(report, rewrites=rewrites, orders=tuple(orders), rules=rules, decisions=decisions, from_cache=True)
-    return Findings(statement_errors.from_json(data["complaints"]), report)
+    return evolve(findings, report=report)
 
 
 log = logging.getLogger("policylang")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -91,15 +91,6 @@ def groups_around() -> str:
     """The groups of this rank, but for those made here: a rewrite depends on them, and no graph has them."""
     known = (known for known in distributed.known_groups() if not known.name.startswith(_PREFIX))
     return ";".join(f"{known.name} {known.ranks} {known.backend} {known.description}" for known in known)
-
-
-def groups_to_json(orders: Collection[RankOrder]) -> list[Any]:
-    return [[list(order.ranks), order.backend] for order in sorted(set(orders))]
-
-
-def groups_from_json(data: Iterable[Any]) -> tuple[RankOrder, ...]:
-    """Raises ``TypeError`` or ``ValueError`` for data that is not what :func:`groups_to_json` writes."""
-    return tuple(RankOrder(tuple(map(int, ranks)), str(backend)) for ranks, backend in data)
 
 
 # Ranges of a profile are opened where a graph runs, and only while a profiler does: a node for them would be in the

@@ -12,9 +12,8 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import floor
-from typing import Any
 
-from attrs import asdict, evolve, frozen
+from attrs import evolve, frozen
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import LATER_COLUMNS, Facts, InputKind
@@ -365,15 +364,6 @@ def shared_by_all(
             ways = f"{_COMPILE_BLOCKS}, or {_ROOT}; see {WHOLE_MODEL}"
             found[at] = evolve(each, help=f"{each.help}; of blocks that are compiled one by one: {ways}")
     return one_cause(found)
-
-
-def to_json(complaints: Iterable[Complaint]) -> list[dict[str, Any]]:
-    return [asdict(complaint) for complaint in complaints]
-
-
-def from_json(data: Iterable[Mapping[str, Any]]) -> tuple[Complaint, ...]:
-    """Raises ``TypeError`` or ``KeyError`` for data that is not what :func:`to_json` writes."""
-    return tuple(Complaint(**{**entry, "details": tuple(entry["details"])}) for entry in data)
 
 
 def _statements(policy: Policy) -> list[Span]:

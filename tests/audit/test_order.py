@@ -40,6 +40,7 @@ from policylang.backends.flat import rematerialise
 from policylang.graph import marks
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, Phase
+from policylang.language.plain_data import from_plain, to_plain
 from policylang.operators.calls import argument, describe, nodes_in
 from policylang.planning.graph_edit import Edit, Edits, NewNode, Proof
 from policylang.planning.liveness import backward_needs
@@ -365,7 +366,7 @@ def call(args):
     assert not audit.check("forward", source, other)
     (difference,) = audit.check("forward", source, PLANNED)
     assert difference.code == "APL345"
-    assert CodeAudit.from_json(audit.to_json()).planned == audit.planned
+    assert from_plain(CodeAudit, to_plain(audit)).planned == audit.planned
 
 
 def gathers(*order: str) -> tuple[CommunicationStep, ...]:
@@ -426,7 +427,7 @@ def test_another_group_is_another_order_and_one_that_is_not_named_is_not() -> No
 
 def test_steps_come_back_from_json_with_all_that_is_compared() -> None:
     audit = CodeAudit({"forward": [PLANNED], "backward": [()]})
-    again = CodeAudit.from_json(json.loads(json.dumps(audit.to_json())))
+    again = from_plain(CodeAudit, json.loads(json.dumps(to_plain(audit))))
     assert again.planned == audit.planned
     assert [step.kernels for step in again.planned["forward"][0]] == [step.kernels for step in PLANNED]
 

@@ -20,7 +20,7 @@ from policylang.backends import records
 from policylang.backends.joint import partitions, unanswered
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import StepKind
-from policylang.language.plain_data import from_plain
+from policylang.language.plain_data import from_plain, to_plain
 from tests.support.compiled import fresh_dynamo
 from tests.support.flat_graphs import copy_graph
 from tests.support.orders import half_steps, ordered_plan, planned_half
@@ -61,7 +61,7 @@ def test_a_compiled_step_says_what_was_planned_and_what_each_half_does() -> None
     assert from_plain(Report, json.loads(report.to_json())) == report
     assert sum(rewrite.gone for rewrite in report.rewrites) == 9
     moved = policylang.parse(f"# another line\n{text}")
-    again = records.findings_from_json(json.loads(json.dumps(records.findings_to_json(kept))), moved)
+    again = records.respelled(from_plain(records.Findings, json.loads(json.dumps(to_plain(kept)))), moved)
     assert {line.source for line in again.report.orders[1].lines} == {"<policy>:2"}
 
 

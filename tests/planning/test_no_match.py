@@ -19,6 +19,7 @@ from policylang.graph.facts import Facts, LostMarker
 from policylang.language import syntax
 from policylang.language.diagnostics import Diagnostic, Severity, Source, is_error, one_cause
 from policylang.language.loader import load_policy, parse_policy
+from policylang.language.plain_data import from_plain, to_plain
 from policylang.language.selectors import nth
 from policylang.language.syntax import Operator, Policy
 from policylang.planning import statement_errors
@@ -281,8 +282,8 @@ def test_over_several_graphs_the_cause_is_that_of_any() -> None:
     found = []
     for name, graph in (("block", BLOCK), ("head", HEAD)):
         made = plan(policy, facts_of(graph), JOINT)
-        kept = statement_errors.to_json(statement_errors.complaints(policy, made.diagnostics))
-        found.append((name, statement_errors.from_json(json.loads(json.dumps(kept)))))
+        kept = [json.dumps(to_plain(each)) for each in statement_errors.complaints(policy, made.diagnostics)]
+        found.append((name, [from_plain(statement_errors.Complaint, json.loads(each)) for each in kept]))
     (error,) = statement_errors.shared_by_all(policy, found, root="")
     assert error.code == "APL302"
     assert len(error.related) == len(DEPENDENT.splitlines())

@@ -33,12 +33,13 @@ from torch import fx
 from policylang.audit.order import CodeAudit
 from policylang.backends import caching, runtime
 from policylang.backends.joint import Done, JointPartitioner, partitions
-from policylang.backends.records import Findings, announce_cached, findings_from_json, findings_of, findings_to_json
+from policylang.backends.records import Findings, announce_cached, findings_of, respelled
 from policylang.backends.refusals import Problem, refuse_captured_copies
 from policylang.backends.torch_compile.slices import share_slices
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic, Span, is_error
+from policylang.language.plain_data import from_plain, to_plain
 from policylang.language.syntax import Policy
 from policylang.operators.calls import describe
 from policylang.operators.names import HOST_COPIES
@@ -370,13 +371,9 @@ def with_inductor(
             with partitions() as done:
                 run = compilers.compile_with_inductor(gm, inputs, {**patched, **_WITHOUT_CACHES}, watch, inference)
         findings = _findings(done)
-        content = {
-            "partitions": [findings_to_json(found) for found in findings],
-            "groups": runtime.groups_to_json([order for partition in done for order in partition.groups]),
-            "accounts": [account.pack() for account in comparison.accounts],
-            "code": None if code is None else code.to_json(),
-        }
-        caching.write_sidecar(remembered_as, content)
+        groups = tuple(sorted({order for partition in done for order in partition.groups}))
+        accounts = tuple(account.pack() for account in comparison.accounts)
+        caching.write_sidecar(remembered_as, to_plain(_Sidecar(findings, groups, accounts, code)))
         return CompiledCode(run, findings, comparison.why_gone(), code=code)
 
 
@@ -397,6 +394,18 @@ def _findings(done: Sequence[Done]) -> tuple[Findings, ...]:
     return tuple(findings_of(partition.applied) for partition in done)
 
 
+@frozen
+class _Sidecar:
+    """What is stored beside a graph in Inductor's caches."""
+
+    partitions: tuple[Findings, ...]
+    groups: tuple[runtime.RankOrder, ...]
+    """The process groups that the graph needs."""
+    accounts: tuple[str, ...]
+    """The packed rank accounts."""
+    code: CodeAudit | None
+
+
 def _from_sidecar(key: str, policy: Policy) -> tuple[tuple[Findings, ...], CodeAudit | None] | None:
     """Decisions and order of collectives of a graph in Inductor's caches, once the other ranks have the same plan and
     its process groups exist; None without a sidecar."""
@@ -404,14 +413,13 @@ def _from_sidecar(key: str, policy: Policy) -> tuple[tuple[Findings, ...], CodeA
     if content is None:
         return None
     try:
-        findings = tuple(findings_from_json(found, policy) for found in content["partitions"])
-        accounts = tuple(RankAccount.unpack(account) for account in content["accounts"])
-        wanted = runtime.groups_from_json(content["groups"])
-        code = CodeAudit.from_json(content["code"]) if content["code"] is not None else None
+        found = from_plain(_Sidecar, content)
+        findings = tuple(respelled(each, policy) for each in found.partitions)
+        accounts = tuple(map(RankAccount.unpack, found.accounts))
     except (KeyError, TypeError, ValueError):
         return None
-    if not runtime.are_joined(wanted):
+    if not runtime.are_joined(found.groups):
         return None
     agree_on_cached(accounts, policy)
-    runtime.ensure_groups(wanted)
-    return findings, code
+    runtime.ensure_groups(found.groups)
+    return findings, found.code
