@@ -13,7 +13,6 @@ from attrs import define, evolve, field, fields, frozen
 from policylang.audit.report import (
     AuditReport,
     DecisionReport,
-    LeftAlone,
     Report,
     RewriteReport,
     RuleReport,
@@ -572,7 +571,7 @@ def rewrite_reports(policy: Policy, edits: Edits, half: str = "") -> tuple[Rewri
                 ranks=max((edit.proof.ranks for edit in mine.done), default=0),
                 proven=not any(edit.proof.assumed for edit in mine.done),
                 notes=_notes(mine.done),
-                left=tuple(LeftAlone(each.collectives, each.reason, each.detail) for each in left),
+                left=left,
             )
         )
     return tuple(found)

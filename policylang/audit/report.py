@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from policylang.language.plain_data import to_plain
 from policylang.language.shown import as_text, counted, format_quantity
+from policylang.planning.graph_edit import Refusal
 from policylang.planning.plan import ExpectationOutcome
 
 if TYPE_CHECKING:
@@ -259,18 +260,6 @@ class CodeOrderReport:
 
 
 @frozen
-class LeftAlone:
-    """A chain or round trip that was not rewritten, and why."""
-
-    collectives: tuple[str, ...]
-    """Names of the nodes, in the order in which they run."""
-    reason: str
-    """``other consumer: view_12``."""
-    detail: str = ""
-    """Further words on the reason, where there are any."""
-
-
-@frozen
 class RewriteReport(ReportedLine):
     """The account of one ``fuse``, ``collapse`` or ``bucket`` line."""
 
@@ -285,7 +274,7 @@ class RewriteReport(ReportedLine):
     proven: bool = True
     """False if a proof makes an assumption; :attr:`notes` then names it."""
     notes: tuple[str, ...] = ()
-    left: tuple[LeftAlone, ...] = ()
+    left: tuple[Refusal, ...] = ()
     """Candidates that were not rewritten."""
 
     def __str__(self) -> str:

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -28,6 +25,7 @@ from torch import fx
 from policylang.backends import runtime
 from policylang.graph import marks
 from policylang.language.diagnostics import CODES
+from policylang.language.files import write_whole
 from policylang.language.syntax import Policy
 from policylang.operators.work import registered_formulas
 from policylang.planning.plan import digest_of, policy_text
@@ -169,17 +167,10 @@ def write_sidecar(key: str, content: dict[str, Any]) -> bool:
     whole = {"format": _SIDECAR_FORMAT, "key": key, "content": content}
     text = json.dumps(whole, separators=(",", ":"), sort_keys=True)
     path = _sidecar_path(key)
-    temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{key[:8]}-", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)  # readers see the old file or the new one, never a part of one
+        write_whole(path, text.encode())
     except OSError:
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
         return False
     return True
 

@@ -11,9 +11,10 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from policylang.graph.facts import Facts, Flag
+from policylang.language.plain_data import OWN
 from policylang.language.syntax import Action
 from policylang.operators.layouts import GroupMove, movers_of
 from policylang.operators.names import GETITEM
@@ -170,14 +171,14 @@ class Edit:
 class Refusal:
     """A candidate for an edit that was left as it is."""
 
-    statement: int
-    """The number of the statement, as in :class:`Edit`."""
     collectives: tuple[str, ...]
     """The nodes of the candidate, in the order in which they run."""
     reason: str
     """A short phrase, ``other consumer: view_12``."""
     detail: str = ""
     """A further sentence, if any."""
+    statement: int = field(default=0, eq=False, metadata={OWN: True})
+    """The number of the statement, as in :class:`Edit`; reports name the line instead."""
 
 
 @frozen

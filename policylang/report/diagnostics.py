@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from attrs import asdict, field, frozen
 
 from policylang.language.diagnostics import CODES, Diagnostic, Fix, Severity, Span, is_error
 from policylang.language.resources import installed_version
-from policylang.language.shown import counted, file_name
+from policylang.language.shown import counted, file_name, printable
 from policylang.report.layout import columns, element, table
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class CheckResult:
 _WINDOW = 100  # the columns of a source line that are shown; of a longer one, those around the span
 _NARROWEST = 16
 _TAB = 4
+_plain = partial(printable, kept="\n")
 
 
 def render_text(diagnostics: Iterable[Diagnostic]) -> str:
@@ -87,20 +89,20 @@ def render_text(diagnostics: Iterable[Diagnostic]) -> str:
 
 
 def _block(diagnostic: Diagnostic) -> list[str]:
-    lines = [f"{diagnostic.severity.value}[{diagnostic.code}]: {plain(diagnostic.message)}"]
+    lines = [f"{diagnostic.severity.value}[{diagnostic.code}]: {_plain(diagnostic.message)}"]
     margin = ""
     if diagnostic.span is not None:
         margin = " " * len(str(diagnostic.span.line))
         lines.extend(_excerpt(diagnostic.span))
     for detail in diagnostic.details:
-        lines.append(f"{margin} = {plain(detail)}")
+        lines.append(f"{margin} = {_plain(detail)}")
     for other in diagnostic.related:
-        place = f" ({plain(other.span.location)})" if other.brief and other.span is not None else ""
-        lines.append(f"{margin} = note: {plain(other.message)}{place}")
+        place = f" ({_plain(other.span.location)})" if other.brief and other.span is not None else ""
+        lines.append(f"{margin} = note: {_plain(other.message)}{place}")
         if other.span is not None and not other.brief:
             lines.extend(f"{margin}   {line}" for line in _excerpt(other.span))
     if diagnostic.help is not None:
-        lines.append(f"{margin} = help: {plain(diagnostic.help)}")
+        lines.append(f"{margin} = help: {_plain(diagnostic.help)}")
     return lines
 
 
@@ -108,7 +110,7 @@ def _excerpt(span: Span) -> list[str]:
     """The location, and the first line with the span underlined; the location alone where there is no such line."""
     number = str(span.line)
     margin = " " * len(number)
-    lines = [f"{margin}--> {plain(span.source.name)}:{span.line}:{span.column}"]
+    lines = [f"{margin}--> {_plain(span.source.name)}:{span.line}:{span.column}"]
     text = span.source.line_text(span.line)
     if not text:
         return lines
@@ -132,16 +134,9 @@ def _window(text: str, start: int, end: int, window: int) -> tuple[str, int, int
     head = "…" if low else ""
     tail = "…" if high < len(text) else ""
     end = min(end, high)
-    before, inside, after = (plain(part, tab=" " * _TAB) for part in (text[low:start], text[start:end], text[end:high]))
+    parts = (text[low:start], text[start:end], text[end:high])
+    before, inside, after = (_plain(part.replace("\t", " " * _TAB)) for part in parts)
     return f"{head}{before}{inside}{after}{tail}", len(head) + _columns(before), max(_columns(inside), 1)
-
-
-def plain(text: str, tab: str = "�") -> str:
-    """The text with nothing in it that a terminal would act on, line ends excepted."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else tab if character == "\t" else "�"
-        for character in text
-    )
 
 
 def _columns(text: str) -> int:
@@ -154,8 +149,8 @@ def _columns(text: str) -> int:
 def render_concise(diagnostics: Iterable[Diagnostic]) -> str:
     """One line each: ``llama3.apl:9:6: error[APL101]: there is no operator, group or name `mn```."""
     return "\n".join(
-        ("" if each.span is None else f"{plain(each.span.source.name)}:{each.span.line}:{each.span.column}: ")
-        + f"{each.severity.value}[{each.code}]: {plain(each.message)}"
+        ("" if each.span is None else f"{_plain(each.span.source.name)}:{each.span.line}:{each.span.column}: ")
+        + f"{each.severity.value}[{each.code}]: {_plain(each.message)}"
         for each in diagnostics
     )
 
@@ -345,9 +340,9 @@ def render_junit(found: CheckResult) -> str:
         else:
             failures += 1
             more = f" and {counted(len(of) - 1, 'further finding')}" if len(of) > 1 else ""
-            message = plain(of[0].message) + more
+            message = _plain(of[0].message) + more
             body.append(element("failure", render_text(of), message=message, type=of[0].code))
-        cases.append(element("testcase", *body, name=plain(name), classname="policylang"))
+        cases.append(element("testcase", *body, name=_plain(name), classname="policylang"))
     counts = {"tests": len(cases), "failures": failures, "errors": 0}
     suites = element("testsuites", element("testsuite", *cases, name="policylang", **counts), **counts)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{suites}'

@@ -166,15 +166,7 @@ def explain_node(
         action=decision.word,
         reason=reason,
         fate=None if outcome is None else outcome.phrase,
-        rules=tuple(
-            communication.LineStanding(
-                each.rule.source,
-                each.rule.text,
-                each.standing,
-                each.why if each.by is None else f"by {each.by.source}: {each.by.text}",
-            )
-            for each in found
-        ),
+        rules=found,
     )
 
 

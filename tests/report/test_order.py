@@ -111,7 +111,7 @@ def test_alike_collectives_are_one_row_and_the_most_of_reasons_are_told() -> Non
     assert rows[1].endswith("the traced order")
     assert re.search(r"8.5 ms +8.5 ms +gather_w0 .* layers.0 +data", rows[2])
     assert "layers.0–3" in rows[1]
-    refused = [Refusal(0, (f"gather_w{n}",), f"reason {n % 6}") for n in range(12)]
+    refused = [Refusal((f"gather_w{n}",), f"reason {n % 6}") for n in range(12)]
     text = order_details(communication(ordered_plan(4, refused=refused)))
     assert "mine.apl:2 left gather_w0, gather_w6 where they were: reason 0" in text
     assert "mine.apl:2 left 4 more, for 2 other reasons" in text

@@ -170,7 +170,7 @@ class EditPlanner(ABC, Generic[Asked]):
         return found if self.setting.consensus.asked else evolve(found, assumed=SAME_GRAPH)
 
     def refusal(self, collectives: Iterable[int], why: RefusedError) -> Refusal:
-        return Refusal(self.setting.number, self.names_of(collectives), why.reason, why.detail)
+        return Refusal(self.names_of(collectives), why.reason, why.detail, self.setting.number)
 
     def edit(
         self,

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import isclose
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from attrs import evolve, frozen
 
@@ -23,10 +23,10 @@ from policylang.graph.facts import Facts, Schedule
 from policylang.language.diagnostics import Diagnostic, diagnose, removed
 from policylang.language.selectors import names_in
 from policylang.language.shown import first_lines, format_quantity, joined
-from policylang.language.syntax import Action, Bucket, Chunk, Policy, Rule, Statement
+from policylang.language.syntax import Action, Bucket, Chunk, Policy, Statement
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.graph_edit import Edit
-from policylang.planning.inspection.communication import Communication, bucket_statements
+from policylang.planning.inspection.communication import Communication, LineStanding, bucket_statements
 from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.order.statements import plan_order
 from policylang.planning.plan import Plan
@@ -316,21 +316,7 @@ class PolicyIndex:
         return frozenset(source for source, count in counts.items() if count > 1)
 
 
-Standing = Literal["no match", "decided", "overridden", "kept by the user", "always saved"]
-
-
-@frozen
-class RuleOnNode:
-    """One rule and one node. ``by`` is the rule that took the node over, where one did."""
-
-    rule: Rule
-    standing: Standing
-    by: Rule | None = None
-    why: str = ""
-    """The part of a selector that does not match the node."""
-
-
-def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode, ...]:
+def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[LineStanding, ...]:
     """Every rule of the policy, in order, and what it does to a node. Without ``reasons``, which may each take a pass
     over the graph, no reason is given for a rule that does not match.
 
@@ -342,20 +328,18 @@ def rules_on(plan: Plan, row: int, *, reasons: bool = True) -> tuple[RuleOnNode,
         raise ValueError(f"no rule ranges over {plan.facts.names[row]}: it is not a forward call")
     owner = plan.facts.owners[row]
     selections = selections_for(plan.policy, plan.facts, times=plan.times) if reasons else None
-    found: list[RuleOnNode] = []
+    found: list[LineStanding] = []
     for index, outcome in enumerate(plan.rules):
-        at = bisect_left(outcome.matched, owner)  # in graph order
-        standing: Standing = "overridden"
-        by, why = None, ""
+        rule, at = outcome.rule, bisect_left(outcome.matched, owner)  # in graph order
+        standing, why = "decided", ""
         if outcome.matched[at : at + 1] != (owner,):
-            standing, why = "no match", why_not(outcome.rule.selector, owner, selections) if selections else ""
-        elif decision.rule == index:
-            standing = "decided"
-        elif decision.why is Why.ALWAYS:
+            standing, why = "no match", why_not(rule.selector, owner, selections) if selections else ""
+        elif decision.rule != index and decision.why is Why.ALWAYS:
             standing = "always saved"
         elif decision.rule is None:
             standing = "kept by the user"
-        else:
+        elif decision.rule != index:
             by = plan.rules[decision.rule].rule
-        found.append(RuleOnNode(outcome.rule, standing, by, why))
+            standing, why = "overridden", f"by {by.source}: {by.text}"
+        found.append(LineStanding(rule.source, rule.text, standing, why))
     return tuple(found)
