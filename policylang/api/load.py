@@ -20,7 +20,7 @@ from policylang.errors import PolicyGraphError, PolicyMeaningError, PolicySyntax
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, kind_of, one_of, place_of, read_device, tables_of
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose, is_syntax, left_out, removed
-from policylang.language.files import policy_files, read_source, reason_of, write_whole
+from policylang.language.files import decoded, policy_files, read_source, reason_of, write_whole
 from policylang.language.layout import format_source, line_end_of
 from policylang.language.loader import Loaded, load_policy, load_source, parse_policy
 from policylang.language.names import SELDOM_IN_GRAPHS
@@ -240,13 +240,8 @@ def format_files(paths: Sequence[str]) -> list[Formatting]:
 
 
 def format_text(content: bytes, name: str = "<stdin>") -> Formatting:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        help = "a policy is a UTF-8 text file"
-        problem = diagnose("APL001", f"the text is not UTF-8: byte 0x{content[error.start]:02x}", help=help)
-        return Formatting(name, content, None, (problem,))
-    return _format(Source(name, text), content)
+    source = decoded(content, name, "APL001", "a policy")
+    return Formatting(name, content, None, (source,)) if isinstance(source, Diagnostic) else _format(source, content)
 
 
 def _format(source: Source, content: bytes) -> Formatting:

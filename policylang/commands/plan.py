@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill, indent
 from typing import TYPE_CHECKING, Any
@@ -376,8 +375,8 @@ def _explained(subject: str | None) -> tuple[str, dict[str, Any]]:
 def _entry(code: str) -> Code:
     if (entry := CODES.get(code.upper())) is not None:
         return entry
-    near = get_close_matches(code.upper(), CODES, n=1)
-    fix = f"did you mean `{near[0]}`?" if near else "`policylang explain` lists all codes"
+    near = nearest(code.upper(), CODES, limit=1)
+    fix = did_you_mean(near) or "`policylang explain` lists all codes"
     if _CODE_LIKE.match(code):
         raise UsageError(f"no diagnostic has the code `{code}`", fix)
     if code == inputs.STDIN or find_policy(code)[0].is_file() or code.endswith(SUFFIX):

@@ -20,7 +20,6 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +39,7 @@ from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMea
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic, Span, is_error
 from policylang.language.plain_data import from_plain, to_plain
+from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import Policy
 from policylang.operators.calls import describe
 from policylang.operators.names import HOST_COPIES
@@ -154,8 +154,8 @@ def inductor_options(inner: Inner, mode: str | None, options: Mapping[str, Any] 
     said = f"the options are {', '.join(_OWN)}" + (" and the settings of Inductor" if known else "")
     problems: list[Diagnostic] = []
     for name in (name for name in given if name.replace("-", "_") not in known):
-        near = get_close_matches(name, [*_OWN, *known], n=1)
-        problems.append(_bad(f"unknown option `{name}`", f"did you mean `{near[0]}`?" if near else said))
+        near = nearest(name, [*_OWN, *known], limit=1)
+        problems.append(_bad(f"unknown option `{name}`", did_you_mean(near) or said))
     named: dict[str, Any] = {}
     if mode not in (None, "default") and inner == "inductor":
         try:
