@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
+from typing import assert_never
 
 from policylang.editor import statements
 from policylang.editor.state import State
@@ -344,8 +345,12 @@ def _names(selector: syntax.Selector, target: str) -> bool:
             return _names(left, target) and not _names(right, target)
         case syntax.Intersection(left, right):
             return _names(left, target) and _names(right, target)
-        case _:  # whatever else a group may become asks for more than a name
+        case syntax.Everything() | syntax.Word() | syntax.Reference() | syntax.InModule() | syntax.InBlock():
+            return False  # more than a name is asked for
+        case syntax.Where() | syntax.ChainOf() | syntax.Ordinal() | syntax.Step() | syntax.Chain() | syntax.Feeding():
             return False
+        case _:
+            assert_never(selector)
 
 
 @cache

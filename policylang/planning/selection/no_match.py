@@ -20,7 +20,7 @@ from policylang.language.names import as_one, forms_of
 from policylang.language.operators import PRELUDE_NAME
 from policylang.language.selectors import nth, own_words, predicates, rebuild, replaced, walk
 from policylang.language.shown import counted, first_lines, format_quantity, joined, listed
-from policylang.language.syntax import NOWHERE, TIMES, Predicate, Scope, Selector
+from policylang.language.syntax import NOWHERE, TIMES, Scope, Selector
 from policylang.planning.selection import selectors
 
 _known: WeakKeyDictionary[Facts, dict[str, str]] = WeakKeyDictionary()
@@ -96,8 +96,14 @@ def part_label(part: Selector) -> str:
         case syntax.Ordinal():
             start = "" if part.start is None else f" from {nth(part.start)}"
             return f"{own_words(part)}{start}{'' if part.scope is None else f' per {part.scope.value}'}"
-        case _:
+        case syntax.Everything() | syntax.Word() | syntax.Operator() | syntax.Reference() | syntax.InBlock():
             return own_words(part)
+        case syntax.ChainOf() | syntax.Step() | syntax.Chain() | syntax.Union() | syntax.Intersection():
+            return own_words(part)
+        case syntax.Difference() | syntax.Feeding():
+            return own_words(part)
+        case _:
+            assert_never(part)
 
 
 def _hint(part: Selector, selections: selectors.Selections) -> str:
@@ -119,8 +125,12 @@ def _hint(part: Selector, selections: selectors.Selections) -> str:
             return "; the graph has no blocks"
         case syntax.Where():
             return "".join(_test_hint(test, part, selections) for test in predicates(part.predicate))
-        case _:
+        case syntax.Everything() | syntax.Word() | syntax.ChainOf() | syntax.Step() | syntax.Chain() | syntax.Union():
             return ""
+        case syntax.Intersection() | syntax.Difference() | syntax.Feeding():
+            return ""
+        case _:
+            assert_never(part)
 
 
 def _traced_hint(part: syntax.Operator | syntax.Reference, selections: selectors.Selections) -> str:
@@ -157,7 +167,7 @@ def _times_hint(test: syntax.Compare, part: syntax.Where, selections: selectors.
     return f"; the {least} {test.quantity} there is {format_quantity(found, 'seconds')} ({facts.names[row]})"
 
 
-def _test_hint(test: Predicate, part: syntax.Where, selections: selectors.Selections) -> str:
+def _test_hint(test: syntax.Test, part: syntax.Where, selections: selectors.Selections) -> str:
     match test:
         case syntax.Match(property="module", op="=="):
             return "; " + nearest_paths_hint(test.pattern, selections.facts)
@@ -173,8 +183,10 @@ def _test_hint(test: Predicate, part: syntax.Where, selections: selectors.Select
             found = counted(count, "cut") if count else "no cut"
             each = f" at stages of {format_quantity(cuts.stage(None), 'bytes')}" if test.size is None else ""
             return f"; the forward makes {format_quantity(cuts.produced, 'bytes')} and has {found}{each}"
-        case _:
+        case syntax.Match() | syntax.Is() | syntax.Compare():
             return ""
+        case _:
+            assert_never(test)
 
 
 def _annotations_hint(facts: Facts) -> str:
