@@ -17,13 +17,12 @@ from policylang.editor.state import Count, GraphIndex, ModuleBranch, TextState, 
 from policylang.language.cursor import Cursor, Reading, reading
 from policylang.language.devices.reading import SUFFIX as DEVICE_SUFFIX
 from policylang.language.devices.reading import bundled_devices
-from policylang.language.files import SUFFIX, bundled_names
+from policylang.language.files import SUFFIX, bundled_policies, description_of
 from policylang.language.globs import is_magic, split_outside_braces
 from policylang.language.lexer import terminal_texts, word_kind
-from policylang.language.loader import PRELUDE
 from policylang.language.operators import PLAIN_FUNCTIONS, group_names
 from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES, dimensions_of
-from policylang.language.resources import devices_folder, manifest, policies_folder
+from policylang.language.resources import devices_folder, manifest
 from policylang.language.shown import ALIASES, DTYPES, UNITS, Dimension, counted, shortened, write_quantity
 from policylang.language.statements import ACTIONS, FIGURES, MODIFIERS, OPENERS
 from policylang.language.syntax import Let
@@ -190,10 +189,8 @@ _MOST_ENTRIES = 2000
 
 def include_offers(path: Path | None, cursor: Cursor) -> Iterator[WordOffer]:
     """Bundled policies, and policy files beside this one; the prelude is always there."""
-    for name in bundled_names() if not cursor.typed.startswith('"') else ():
-        if name != PRELUDE:
-            detail = first_sentence(comment_of(policies_folder() / f"{name}{SUFFIX}"))
-            yield WordOffer(f"<{name}>", Kind.File, detail, about=f"bundled:{name}")
+    for each in bundled_policies() if not cursor.typed.startswith('"') else ():
+        yield WordOffer(f"<{each.name}>", Kind.File, each.description, about=f"bundled:{each.name}")
     if not cursor.typed.startswith("<"):
         yield from _beside(path, cursor, SUFFIX)
 
@@ -201,7 +198,7 @@ def include_offers(path: Path | None, cursor: Cursor) -> Iterator[WordOffer]:
 def device_offers(path: Path | None, cursor: Cursor) -> Iterator[WordOffer]:
     """Bundled profiles, and files beside this policy."""
     for name in bundled_devices() if not cursor.typed.startswith('"') else ():
-        detail = first_sentence(comment_of(devices_folder() / f"{name}{DEVICE_SUFFIX}"))
+        detail = description_of((devices_folder() / f"{name}{DEVICE_SUFFIX}").read_text(encoding="utf-8"))
         yield WordOffer(name, Kind.File, detail, about=f"device:{name}")
     if cursor.typed.startswith('"') or not cursor.typed:
         yield from _beside(path, cursor, DEVICE_SUFFIX)
@@ -212,11 +209,6 @@ def comment_of(file: Path) -> str:
     """The comment that a bundled file starts with, without its marks."""
     lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
     return "\n".join(line.removeprefix("#").strip() for line in lines)
-
-
-def first_sentence(comment: str) -> str:
-    text = " ".join(comment.partition("\n\n")[0].split())
-    return text.partition(". ")[0].rstrip(".")
 
 
 def _beside(path: Path | None, cursor: Cursor, suffix: str) -> Iterator[WordOffer]:
