@@ -17,7 +17,9 @@ from policylang.backends.joint import JointPartitioner
 from policylang.backends.torch_compile.inductor import CachedPartitioner
 from policylang.graph import marks
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.plain_data import from_plain, to_plain
 from policylang.planning import statement_errors
+from policylang.planning.statement_errors import Complaint
 
 KEY = "ab" * 32
 
@@ -151,7 +153,7 @@ def test_a_deferred_complaint_survives_json_and_a_moved_rule() -> None:
         "APL301", "`x` matches nothing in this graph", span, "write `optional`", details=("aten.convolution: 0 nodes",)
     )
     found = statement_errors.complaints(policy, [diagnostic])
-    again = statement_errors.from_json(json.loads(json.dumps(statement_errors.to_json(found))))
+    again = tuple(from_plain(Complaint, json.loads(json.dumps(to_plain(each)))) for each in found)
     assert again == found
     (shown,) = statement_errors.shared_by_all(moved, [("graph 0", again)], root="")
     assert shown.span.text == "aten.convolution where bytes > 1"
