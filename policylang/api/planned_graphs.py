@@ -15,8 +15,8 @@ from policylang.graph.textual import GraphBuilder, read_graph
 from policylang.graph.traced_device import kernel_findings
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, Source, bounded, diagnose, heeded, is_error, one_cause
-from policylang.language.shown import counted
-from policylang.language.statements import format_policy
+from policylang.language.shown import counted, did_you_mean, nearest
+from policylang.language.statements import SCHEDULES, format_policy
 from policylang.language.syntax import ExpectTotal, Pipeline, Policy
 from policylang.planning import statement_errors
 from policylang.planning.capabilities import PathName, capabilities_for, path_entry
@@ -126,6 +126,42 @@ def scheduled(policy: Policy, pipeline: Pipeline | None = None) -> Policy | Diag
     pipeline = pipeline or policy.pipeline
     if pipeline is None or pipeline.known:
         return policy
+    made = with_order(pipeline)
+    if isinstance(made, Diagnostic):
+        return made
+    policy = evolve(policy, pipeline=made)
+    return evolve(policy, canonical=format_policy(policy))
+
+
+def read_pipeline(
+    schedule: str | None, stages: int | str | None, microbatches: int | None
+) -> Pipeline | Diagnostic | None:
+    """The pipeline that is asked for, as ``--schedule``, ``--stages`` and ``--microbatches`` do; None where nothing is
+    given. ``stages``: how many, or the first block of each: ``"0,6,14,22"``."""
+    if (schedule, stages, microbatches) == (None, None, None):
+        return None
+    if schedule is None or stages is None or microbatches is None:
+        message = "a pipeline needs `--schedule`, `--stages` and `--microbatches`"
+        return diagnose(NO_PIPELINE, message, help="such as `--schedule 1f1b --stages 4 --microbatches 16`")
+    if schedule not in SCHEDULES:
+        near = did_you_mean(nearest(schedule, SCHEDULES)) or f"the schedules are {', '.join(SCHEDULES)}"
+        return diagnose(NO_PIPELINE, f"there is no schedule `{schedule}`", help=near)
+    parts = str(stages).split(",")
+    numbers = [int(each) for each in parts if each.strip().isdecimal()]
+    firsts = tuple(numbers) if len(parts) > 1 else ()
+    count = len(firsts) or (numbers[0] if numbers else 0)
+    if len(numbers) < len(parts) or not count or microbatches < 1 or [*firsts] != sorted({*firsts}):
+        message = f"`--stages {stages}` with {counted(microbatches, 'microbatch', 'microbatches')} names no stages"
+        return diagnose(NO_PIPELINE, message, help="write `--stages 4`, or `--stages 0,6,14,22`")
+    if firsts and firsts[0]:
+        message = f"the first stage begins with block 0, not with block {firsts[0]}"
+        return diagnose(NO_PIPELINE, message, help=f"write `0,{stages}`")
+    return Pipeline(schedule, count, microbatches, firsts)
+
+
+def with_order(pipeline: Pipeline) -> Pipeline | Diagnostic:
+    """The pipeline with the order of its steps, as torch has it; the error where the schedule does not take these
+    numbers."""
     span = pipeline.span if pipeline.span.source.text else None
     try:
         from policylang.torch_compat.distributed import pipeline_order
@@ -141,8 +177,7 @@ def scheduled(policy: Policy, pipeline: Pipeline | None = None) -> Policy | Diag
         said = " ".join(str(error).split())
         message = f"`{pipeline.schedule}` does not take {numbers}: {said[:1].lower()}{said[1:].rstrip('.')}"
         return diagnose(NO_PIPELINE, message, span, help="choose other numbers of stages and microbatches")
-    policy = evolve(policy, pipeline=evolve(pipeline, order=order))
-    return evolve(policy, canonical=format_policy(policy))
+    return evolve(pipeline, order=order)
 
 
 def refused_of_any_graph(policy: Policy, path: PathName) -> tuple[Diagnostic, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from policylang.api.load import DeviceLike, device_of
-from policylang.api.planned_graphs import read_any
+from policylang.api.planned_graphs import read_any, read_pipeline, with_order
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.language.devices.profile import DeviceProfile
@@ -17,6 +17,7 @@ from policylang.language.devices.reading import find_device, read_device
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.resources import devices_folder
 from policylang.language.shown import format_quantity
+from policylang.language.syntax import Pipeline
 from policylang.planning.capabilities import PLANNED, Capabilities, PathName, capabilities_for
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import NodeTimes, lacking, node_times
@@ -47,6 +48,9 @@ def tune(
     lossy: bool = False,
     path: PathName | None = None,
     table: bool = False,
+    schedule: str | None = None,
+    stages: int | str | None = None,
+    microbatches: int | None = None,
 ) -> TunedPolicy:
     """The policy that takes the least time within a budget of memory, or the least memory within one of time.
 
@@ -65,6 +69,11 @@ def tune(
         lossy: whether values may also be kept in a narrower type.
         path: what will carry the policy out, as for :func:`policylang.check`.
         table: whether ``TunedPolicy.table`` is to cover the whole range of memory, which takes longer.
+        schedule: of ``torch.distributed.pipelining``, such as ``"1f1b"``, where the model is trained in stages; then
+            ``graph`` is one microbatch through the whole model, ``peak`` is what each rank may take, and the policy
+            has lines for stages. ``order`` and ``lossy`` lines are not tuned for stages.
+        stages: how many, or the first block of each: ``"0,6,14,22"``.
+        microbatches: of a step.
 
     Needs no torch for a snapshot. The same graph, device and budget give the same text, byte for byte, everywhere.
 
@@ -80,6 +89,7 @@ def tune(
     if path is not None and path not in PLANNED:
         help = f"the paths are {', '.join(PLANNED)}"
         raise PolicyMeaningError([diagnose(NO_PATH, f"there is no path `{path}`", help=help)])
+    pipeline = read_pipeline(schedule, stages, microbatches)
     return tuned_policy(
         facts,
         name,
@@ -91,6 +101,7 @@ def tune(
         also=Allowed(offload, chunk, order, lossy),
         path=path,
         table=table,
+        pipeline=None if pipeline is None else read_or_raise(pipeline),
     )
 
 
@@ -108,6 +119,7 @@ def tuned_policy(
     path: PathName | None,
     table: bool,
     progress: Callable[[str], None] | None = None,
+    pipeline: Pipeline | None = None,
 ) -> TunedPolicy:
     """:func:`tune` with its graph, device and budget read; raises as it does, and ``PolicyError`` where the solver is
     not installed.
@@ -123,6 +135,8 @@ def tuned_policy(
     capabilities = capabilities_for(facts.kind, path)
     called = f"`{graph}`" if graph else "the graph"
     times = node_times(facts, device)
+    if pipeline is not None:
+        pipeline = _suited(pipeline, budget, also, table=table)
     problem = (
         budgets.unsuitable(facts, called)
         or budgets.decides_nothing(capabilities)
@@ -132,6 +146,7 @@ def tuned_policy(
     if problem is not None:
         raise (PolicyGraphError if problem.code == budgets.UNSUITABLE else PolicyMatchError)([problem])
     try:
+        from policylang.tuning.stages import StageTuner
         from policylang.tuning.variants import Variants
     except ImportError as error:  # nothing but tuning needs the extra
         message = f"tuning a policy needs extra packages, and `{error.name}` is not installed"
@@ -139,11 +154,6 @@ def tuned_policy(
     within = Budget("peak", inf) if budget is None else budget
     device_named = _in_a_policy(device, named, folder)
     line = f"device {device_named}\n" if device_named else ""
-    found = Variants(facts, times, capabilities, within, besides, also, device_line=line, progress=progress).best(
-        table=table
-    )
-    if isinstance(found, Infeasible):
-        raise PolicyMatchError([budgets.infeasible(found, facts, times, capabilities)])
     state = optimizer.strip().lower() if isinstance(optimizer, str) else ""
     subject = TuningSubject(
         graph=graph,
@@ -156,6 +166,17 @@ def tuned_policy(
         path=path or "",
         priced_by_bytes=times.uncounted,
     )
+    found: Tuned | Infeasible | Diagnostic
+    if pipeline is None:
+        variants = Variants(facts, times, capabilities, within, besides, also, device_line=line, progress=progress)
+        found = variants.best(table=table)
+    else:
+        how = facts, times, capabilities, pipeline, within, besides, also
+        found = StageTuner(*how, shared=bool(subject.optimizer), progress=progress).best()
+    if isinstance(found, Infeasible):
+        found = budgets.infeasible(found, facts, times, capabilities)
+    if isinstance(found, Diagnostic):
+        raise PolicyMatchError([found])
     notes = [budgets.without_blocks(facts, called)]
     shown = found.table if budget is None else (found.chosen,)
     if also.offload and any(each.recompute for each in shown) and not any(each.offloaded for each in shown):
@@ -169,7 +190,8 @@ def tuned_policy(
         room = format_quantity(int(budget.limit) - memory_of(found.chosen, found), "bytes")
         message = f"nothing has to be recomputed: with all saved, {room} of the budget are left"
         notes.append(diagnose(NOTHING_RECOMPUTED, message, help="a larger batch or fewer ranks may fit as well"))
-    text = tuned_text(found, subject, timed=_counts(found, facts, times, capabilities))
+    timed = found.stages is None and _counts(found, facts, times, capabilities)
+    text = tuned_text(found, subject, timed=timed)
     return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
 
 
@@ -179,6 +201,22 @@ def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabili
         return True
     made = Evaluation(facts, times, capabilities).planned(found.chosen.rules)
     return made is not None and not uncounted_operators(made.facts, saved_and_recomputed(made).recomputed)
+
+
+def _suited(pipeline: Pipeline, budget: Budget | None, also: Allowed, *, table: bool) -> Pipeline:
+    """The pipeline with its order. Raises ``PolicyMeaningError`` for what is not tuned in stages, and
+    ``PolicyGraphError`` where the schedule does not take its numbers."""
+    what, help = "", "leave it out, or tune for a single step"
+    if budget is None or budget.figure != "peak":
+        what, help = "for saved bytes or for time", "give `peak`: what each rank may take"
+    elif also.lossy or table:
+        what = "with narrower copies" if also.lossy else "over a whole trade-off"
+    if what:
+        raise PolicyMeaningError([diagnose(budgets.NO_BUDGET, f"stages are not tuned {what}", help=help)])
+    made = with_order(pipeline)
+    if isinstance(made, Diagnostic):
+        raise PolicyGraphError([made])
+    return made
 
 
 def no_budget(device: DeviceProfile) -> Diagnostic:

@@ -82,25 +82,12 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
 
 def pipeline_of(options: argparse.Namespace) -> Pipeline | None:
     """The pipeline that the options name; None without any. Raises ``UsageError`` where they are not whole."""
-    given = (options.schedule, options.stages, options.microbatches)
-    if given == (None, None, None):
-        return None
-    if None in given:
-        raise UsageError(
-            "a pipeline needs `--schedule`, `--stages` and `--microbatches`",
-            "such as `--schedule 1f1b --stages 4 --microbatches 16`",
-        )
-    parts = options.stages.split(",")
-    numbers = [int(each) for each in parts if each.strip().isdecimal()]
-    firsts = tuple(numbers) if len(parts) > 1 else ()
-    stages = len(firsts) or (numbers[0] if numbers else 0)
-    if len(numbers) < len(parts) or not stages or options.microbatches < 1 or [*firsts] != sorted({*firsts}):
-        raise UsageError(f"`--stages {options.stages}` names no stages", "write `--stages 4`, or `--stages 0,6,14,22`")
-    if firsts and firsts[0]:
-        raise UsageError(
-            f"the first stage begins with block 0, not with block {firsts[0]}", f"write `0,{options.stages}`"
-        )
-    return Pipeline(options.schedule, stages, options.microbatches, firsts)
+    from policylang.api.planned_graphs import read_pipeline
+
+    made = read_pipeline(options.schedule, options.stages, options.microbatches)
+    if isinstance(made, Diagnostic):
+        raise UsageError(made.message, made.help or "")
+    return made
 
 
 def add_options(parser: argparse.ArgumentParser, *flags: str) -> None:

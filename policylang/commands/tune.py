@@ -11,7 +11,17 @@ from datetime import timedelta
 from math import ceil
 from pathlib import Path
 
-from policylang.commands.inputs import NO_RUN, add_options, need_torch, read_graph, read_run, refuse, take_graph
+from policylang.commands.inputs import (
+    NO_RUN,
+    add_options,
+    add_pipeline,
+    need_torch,
+    pipeline_of,
+    read_graph,
+    read_run,
+    refuse,
+    take_graph,
+)
 from policylang.commands.output import Exit, UsageError, add_form, say, status_line, tell, write_output
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts
@@ -47,6 +57,7 @@ def tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-order", dest="order", action="store_false", help="leave collectives as they were traced")
     parser.add_argument("--lossy", action="store_true", help="let values be kept in a narrower type as well")
     parser.add_argument("--table", action="store_true", help="print the whole trade-off, one policy per row")
+    add_pipeline(parser)
     add_options(parser, "--path", "--no-project", "--import")
     add_form(parser, "json")
 
@@ -64,6 +75,9 @@ def tune(options: argparse.Namespace) -> Exit:
     Without -o the policy is printed, and its figures go to the standard error. --table prints the whole trade-off, one
     policy per row, and needs no budget.
 
+    --schedule, --stages and --microbatches tune the model as a pipeline: --peak is then what each rank may take, and
+    stages with more microbatches in flight save less. The graph is one microbatch through the whole model.
+
     examples:
 
       policylang tune --graph my.graph --peak "70 GiB" --device h100-sxm -o 70g.apl
@@ -71,6 +85,7 @@ def tune(options: argparse.Namespace) -> Exit:
       policylang tune --graph my.graph --saved "6 GiB" --device a100-sxm-80gb
       policylang tune --graph my.graph --recompute-time 5% --device cluster.toml
       policylang tune --graph my.graph --device h100-sxm --table
+      policylang tune --graph my.graph --peak "70 GiB" --device h100-sxm --schedule 1f1b --stages 4 --microbatches 16
 
     exit codes: 0 tuned, 1 no policy meets the budget, or the graph or the profile cannot be used (no file is written
     then), 2 a malformed budget, or a file that cannot be read or written
@@ -87,7 +102,7 @@ def tune(options: argparse.Namespace) -> Exit:
     given = options.peak, options.saved, options.recompute_time
     if options.output and all(each is None for each in given):
         raise UsageError("a policy is tuned for a budget, and none is given", "add `--peak`, or leave `-o` out")
-    facts = read_graph(options.graph)
+    facts, pipeline = read_graph(options.graph), pipeline_of(options)
     if options.measured is not None:
         device = _as_measured(options, facts, device)
     as_json = options.output_format == "json"
@@ -109,6 +124,7 @@ def tune(options: argparse.Namespace) -> Exit:
                 path=options.path,
                 table=options.table,
                 progress=progress,
+                pipeline=pipeline,
             )
     except (PolicyMeaningError, PolicyGraphError, PolicyMatchError) as error:
         if as_json:

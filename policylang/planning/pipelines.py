@@ -62,7 +62,7 @@ class PipelineFigures:
 
 
 @define(eq=False)
-class _Stage:
+class StageCosts:
     """One microbatch in one stage. Bytes above what the rank holds anyway; seconds."""
 
     forward_peak: int = 0
@@ -144,45 +144,59 @@ def stage_errors(policy: Policy, selections: Selections, *, is_stage: bool) -> I
                 yield diagnose(UNKNOWN_STAGES, message, line, help=help)
     if pipeline is None or pipeline.stage is not None or not pipeline.order or is_stage:
         return
+    if (problem := unfit(pipeline, count)) is not None:
+        yield problem
+
+
+def unfit(pipeline: Pipeline, count: int) -> Diagnostic | None:
+    """Why a model of so many blocks cannot be cut into the pipeline's stages; None where it can."""
     firsts = firsts_of(pipeline, count)
     if count < pipeline.stages or max(firsts) >= count:
         message = f"the model is to be cut into {counted(pipeline.stages, 'stage')}, and has {counted(count, 'block')}"
         if count >= pipeline.stages:
             message = f"a stage is to begin with block {max(firsts)}, and the model has {counted(count, 'block')}"
         span = None if pipeline.span.source.text == "" else pipeline.span
-        yield diagnose(NO_PIPELINE, message, span, help="ask for fewer stages, or name the blocks with `blocks`")
+        return diagnose(NO_PIPELINE, message, span, help="ask for fewer stages, or name the blocks with `blocks`")
+    return None
 
 
-def pipeline_figures(
+def stage_costs(
     pipeline: Pipeline | None,
     facts: Facts,
     schedule: Schedule,
     times: NodeTimes | None,
     block_of: Sequence[int],
     blocks: int,
-) -> PipelineFigures | None:
-    """The figures of each stage of a step that runs in this order, on a graph of so many blocks; None where that is no
-    whole model with a schedule."""
+) -> Sequence[StageCosts] | None:
+    """What one microbatch costs each stage of a step that runs in this order, on a graph of so many blocks; None where
+    that is no whole model with a schedule."""
     if pipeline is None or not pipeline.order or blocks < pipeline.stages:
         return None
-    firsts = firsts_of(pipeline, blocks)
-    cut = _Cut(facts, schedule, times, stages_of(facts, block_of, firsts), pipeline)
-    stages, timed = cut.stages, cut.seconds is not None
-    end, busy, again = _timetable(pipeline, stages)
+    return _Cut(facts, schedule, times, stages_of(facts, block_of, firsts_of(pipeline, blocks)), pipeline).stages
+
+
+def pipeline_figures(
+    pipeline: Pipeline, stages: Sequence[StageCosts], blocks: int, *, timed: bool = True
+) -> PipelineFigures:
+    """The figures of each stage over the whole schedule. ``timed``: the costs have seconds."""
+    firsts = (*firsts_of(pipeline, blocks), blocks)
+    end, busy, again = timetable(pipeline, stages)
     found: dict[int, StageFigures] = {}
     for rank, actions in enumerate(pipeline.order):
-        peak, in_flight = _rank(pipeline.schedule, actions, stages, pipeline.microbatches)
+        peak, in_flight = rank_peak(pipeline.schedule, actions, stages, pipeline.microbatches)
         for stage in dict.fromkeys(stage for _, stage, _ in actions):
-            last = firsts[stage + 1] if stage + 1 < len(firsts) else blocks
             saved = in_flight[stage] * stages[stage].saved
             again_seconds, seconds = (again[stage], busy[stage]) if timed else (None, None)
-            span, count = (firsts[stage], last), in_flight[stage]
+            span, count = (firsts[stage], firsts[stage + 1]), in_flight[stage]
             found[stage] = StageFigures(stage, rank, span, count, saved, peak, again_seconds, seconds)
     return PipelineFigures(tuple(found[stage] for stage in sorted(found)), end if timed else None)
 
 
-def _rank(
-    schedule: str, actions: Sequence[tuple[str, int, int]], stages: Sequence[_Stage], microbatches: int
+def rank_peak(
+    schedule: str,
+    actions: Sequence[tuple[str, int, int]],
+    stages: Sequence[StageCosts] | Mapping[int, StageCosts],
+    microbatches: int,
 ) -> tuple[int, Counter[int]]:
     """The peak of a rank over its schedule, and by stage the most microbatches in flight."""
     own = dict.fromkeys(stage for _, stage, _ in actions)
@@ -227,7 +241,9 @@ def waits_at_end(schedule: str) -> bool:
     return schedule != "1f1b"
 
 
-def _timetable(pipeline: Pipeline, stages: Sequence[_Stage]) -> tuple[float, Mapping[int, float], Mapping[int, float]]:
+def timetable(
+    pipeline: Pipeline, stages: Sequence[StageCosts]
+) -> tuple[float, Mapping[int, float], Mapping[int, float]]:
     """When the last rank is done; by stage the seconds that are computed for it, and those of recomputation. An action
     waits for its microbatch's in the stage before (of a backward, the one behind)."""
     done: dict[tuple[str, int, int], float] = {}
@@ -305,8 +321,8 @@ class _Cut:
         return crossing, inputs
 
     @cached_property
-    def stages(self) -> list[_Stage]:
-        found = [_Stage() for _ in range(self.count)]
+    def stages(self) -> list[StageCosts]:
+        found = [StageCosts() for _ in range(self.count)]
         starts = [bisect_right(steps, self.backward - 1) for steps in self.steps]
         changes = [[0] * (len(steps) + 2) for steps in self.steps]
         kept, again, inputs_part = ([[0] * (len(steps) + 2) for steps in self.steps] for _ in range(3))
@@ -387,7 +403,7 @@ class _Cut:
         """The first step of the backward."""
         return next((step for step, region in enumerate(self.schedule.regions) if region), len(self.schedule))
 
-    def _input(self, row: int, size: int, stages: Sequence[int], found: Sequence[_Stage]) -> None:
+    def _input(self, row: int, size: int, stages: Sequence[int], found: Sequence[StageCosts]) -> None:
         is_state = self.facts.input_kinds[row] in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.NOT_AN_INPUT)
         for stage in stages or (0,):
             if is_state:
@@ -451,7 +467,7 @@ class _Cut:
                 found.update(facts.storage_roots[each] for each in sources if mask[row])
         return frozenset(found)
 
-    def _time(self, found: Sequence[_Stage]) -> None:
+    def _time(self, found: Sequence[StageCosts]) -> None:
         for step, (kind, row, region) in enumerate(self.schedule if self.seconds is not None else ()):
             assert self.seconds is not None
             part = "R" if kind == StepKind.SECOND_RUN else "F" if not region else "I" if self._for_inputs[row] else "W"

@@ -30,7 +30,7 @@ from policylang.planning.schedule import (
 from policylang.planning.value_outcome import Decision, Default, offloads
 
 if TYPE_CHECKING:
-    from policylang.planning.pipelines import PipelineFigures
+    from policylang.planning.pipelines import PipelineFigures, StageCosts
     from policylang.simulation.memory import Peak
     from policylang.simulation.node_times import NodeTimes
     from policylang.simulation.streams import StepTime
@@ -196,14 +196,26 @@ class Plan:
         return estimate_peak(order.facts, order.schedule)
 
     @cached_property
-    def pipeline(self) -> PipelineFigures | None:
-        """What each stage holds and computes over the schedule of the policy's pipeline, where the graph is whole."""
-        from policylang.planning.pipelines import pipeline_figures
+    def stage_costs(self) -> Sequence[StageCosts] | None:
+        """What one microbatch costs each stage of the policy's pipeline, where the graph is whole."""
+        from policylang.planning.pipelines import stage_costs
 
         made = self if self.order is None else self.order
         times = made.times if self.shown_times is not None else None
         figured = (made.facts, made.schedule, times, made.block_of, len(self.block_names))
-        return pipeline_figures(self.policy.pipeline, *figured)
+        return stage_costs(self.policy.pipeline, *figured)
+
+    @cached_property
+    def pipeline(self) -> PipelineFigures | None:
+        """What each stage holds and computes over the schedule of the policy's pipeline, where the graph is whole."""
+        from policylang.planning.pipelines import pipeline_figures
+
+        said, costs = self.policy.pipeline, self.stage_costs
+        if said is None or costs is None:
+            return None
+        made = self if self.order is None else self.order
+        timed = made.times is not None and self.shown_times is not None
+        return pipeline_figures(said, costs, len(self.block_names), timed=timed)
 
     @cached_property
     def step_time(self) -> StepTime | None:

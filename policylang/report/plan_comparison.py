@@ -18,8 +18,18 @@ from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.worth import same_time
 from policylang.report.diagnostics import compared_rows, render_json
 from policylang.report.layout import bytes_text, code, device_text, exposed_text, seconds_text, table, times_text, words
+from policylang.report.plan_json import pipeline_data
+from policylang.report.plan_text import pipeline_text
 from policylang.tuning.evaluation import Candidate, Tuned
-from policylang.tuning.tuned_policy import TunedPolicy, besides_words, bound_words, budget_words, memory_of, step_words
+from policylang.tuning.tuned_policy import (
+    TunedPolicy,
+    besides_words,
+    bound_words,
+    budget_words,
+    memory_of,
+    stages_words,
+    step_words,
+)
 
 VERSION = 1
 _COUNTS = ("forward", "backward", "bytes", "FLOPs")
@@ -176,6 +186,8 @@ def account_text(found: TunedPolicy) -> str:
     tuned, subject = found.tuned, found.subject
     path = f", path {subject.path}" if subject.path else ""
     heading = f"tuned for {subject.called} on {subject.device}{path}: {budget_words(tuned.budget)}"
+    if (staged := tuned.stages) is not None:
+        return "\n\n".join((heading, pipeline_text(staged.pipeline, staged.figures), stages_words(staged)))
     sides = [("this policy", tuned.chosen), ("less memory", tuned.less), ("more memory", tuned.more)]
     present = [(name, each) for name, each in sides if each is not None]
     rows: list[tuple[str, ...]] = [("", *(name for name, _ in present))]
@@ -288,10 +300,20 @@ def tuned_json(found: TunedPolicy, *, chosen: bool = True) -> str:
         "less": candidate_data(tuned.less, tuned) if chosen else None,
         "more": candidate_data(tuned.more, tuned) if chosen else None,
         "table": [candidate_data(each, tuned) for each in tuned.table],
+        **_staged_data(tuned),
         "policy": found.text if chosen else None,
         "diagnostics": json.loads(render_json(found.notes))["diagnostics"],
     }
     return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _staged_data(tuned: Tuned) -> dict[str, Any]:
+    """As in the plan of a pipeline; ``alike`` has the best policy with the same rules in all stages."""
+    found = tuned.stages
+    if found is None:
+        return {**pipeline_data(None, None), "alike": None}
+    alike = None if found.alike is None else {"rules": found.alike.rules.splitlines(), "step_seconds": found.alike.step}
+    return {**pipeline_data(found.pipeline, found.figures), "alike": alike}
 
 
 def candidate_data(each: Candidate | None, tuned: Tuned) -> dict[str, Any] | None:

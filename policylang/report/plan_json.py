@@ -10,10 +10,12 @@ from attrs import asdict
 
 from policylang.graph.facts import StepKind
 from policylang.language.diagnostics import Diagnostic
+from policylang.language.syntax import Pipeline
 from policylang.operators.names import WAITS
 from policylang.planning.inspection import communication
 from policylang.planning.inspection.breakdown import BlockGroup, Breakdown, Scenario, copies_of_rules, values_at_peak
 from policylang.planning.inspection.worth import EditWorth, Worth
+from policylang.planning.pipelines import PipelineFigures
 from policylang.planning.plan import Plan
 from policylang.report.diagnostics import render_json
 from policylang.simulation.node_times import operator_name
@@ -149,7 +151,7 @@ def plan_json(
         "copies": [asdict(each) for each in copies_of_rules(plan).values()],
         "expectations": [asdict(each) for each in plan.expectations],
         "order": _order_data(found.communication, summary=summary),
-        **_pipeline(plan),
+        **pipeline_data(plan.policy.pipeline, plan.pipeline),
         "at_peak": asdict(values_at_peak(found)),
         **({} if summary else {"groups": [_group(found, group) for group in found.groups]}),
         "diagnostics": json.loads(render_json(diagnostics))["diagnostics"],
@@ -157,9 +159,8 @@ def plan_json(
     return json.dumps(document, indent=2)
 
 
-def _pipeline(plan: Plan) -> dict[str, Any]:
+def pipeline_data(said: Pipeline | None, figures: PipelineFigures | None) -> dict[str, Any]:
     """Null for both of a plan that is no pipeline."""
-    said, figures = plan.policy.pipeline, plan.pipeline
     if said is None or figures is None:
         return {"pipeline": None, "stages": None}
     numbers = {name: getattr(said, name) for name in ("schedule", "stages", "microbatches")}

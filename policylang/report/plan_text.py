@@ -10,10 +10,11 @@ from itertools import islice
 from math import fsum
 
 from policylang.language import shown
+from policylang.language.syntax import Pipeline
 from policylang.planning.inspection import breakdown
 from policylang.planning.inspection.communication import CollectiveEntry, Communication, LineInOrder
 from policylang.planning.inspection.worth import EditWorth, Worth, same_time
-from policylang.planning.plan import Plan
+from policylang.planning.pipelines import PipelineFigures
 from policylang.report.diagnostics import expectation_table
 from policylang.report.layout import bytes_text, exposed_text, plan_times_text, recomputed_text, seconds_text, table
 from policylang.report.report_text import barriers_text
@@ -262,7 +263,7 @@ def plan_text(
     blocks = shown.counted(len(plan.block_names), "block") if plan.block_names else "no blocks"
     heading = f"policy {plan.policy.name}: {shown.counted(decided, 'forward value')}, {blocks}"
     expected = expectation_table([("", each) for each in plan.expectations])
-    parts = [heading, _totals(found), pipeline_text(plan), order_totals(order), expected]
+    parts = [heading, _totals(found), pipeline_text(plan.policy.pipeline, plan.pipeline), order_totals(order), expected]
     if not summary:
         at_peak = at_peak_text(breakdown.values_at_peak(found), values=values)
         parts += [_rewrites(found, edits), order_details(order), _rules(found, worth)]
@@ -271,9 +272,8 @@ def plan_text(
     return "\n\n".join(filter(None, parts))
 
 
-def pipeline_text(plan: Plan) -> str:
+def pipeline_text(said: Pipeline | None, figures: PipelineFigures | None) -> str:
     """The table of a pipeline's stages; empty for a plan without one."""
-    said, figures = plan.policy.pipeline, plan.pipeline
     if said is None or figures is None:
         return ""
     timed = figures.step_seconds is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -14,10 +14,11 @@ from policylang.language.diagnostics import Diagnostic, Severity, Source
 from policylang.language.layout import format_source
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable
-from policylang.language.syntax import Action
+from policylang.language.syntax import Action, Pipeline
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import BackwardCost, SavedForBackward, saved_and_recomputed
+from policylang.planning.pipelines import PipelineFigures, StageCosts
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
 from policylang.planning.value_outcome import Why
@@ -89,6 +90,35 @@ class Besides:
         return round((peak + self.optimizer) / (1 - self.reserve))
 
 
+@frozen(eq=False)
+class TunedStages:
+    """A policy of a whole pipeline, as it was planned."""
+
+    rules: str
+    pipeline: Pipeline
+    figures: PipelineFigures
+    costs: Sequence[StageCosts]
+    state: tuple[int, ...]
+    """By rank, bytes of the optimizer's state."""
+    offloaded: int
+    """Bytes of one microbatch that are kept on the host, in all stages."""
+    exposed: float
+    """Seconds in which computation waits for a collective or a copy, of all microbatches in all stages."""
+    alike: TunedStages | None = None
+    """The fastest of the policies with the same rules in all stages that fit; None where none does."""
+
+    @property
+    def step(self) -> float:
+        """Seconds from the first forward to the last backward of any rank."""
+        assert self.figures.step_seconds is not None, "policies are tuned with times"
+        return self.figures.step_seconds
+
+    def memory(self, reserve: float) -> list[int]:
+        """By rank the bytes of its peak, of its optimizer's state, and in reserve."""
+        peaks = {each.rank: each.peak for each in self.figures.stages}
+        return [Besides(state, reserve).on(peaks[rank]) for rank, state in enumerate(self.state)]
+
+
 @frozen
 class Tuned:
     """A choice among the candidates of one graph on one device."""
@@ -107,6 +137,9 @@ class Tuned:
     device and on the host together."""
     forward: float
     """Seconds of the forward."""
+    stages: TunedStages | None = None
+    """The stages of the pipeline that is tuned; None of a single step. With stages the bytes of ``chosen`` are those of
+    the rank with the highest peak, and times those of all microbatches."""
 
 
 @frozen
@@ -119,7 +152,7 @@ class Infeasible:
     """The candidate that comes nearest."""
 
 
-_IDLE = (refusals.MATCHES_NOTHING, refusals.NO_EFFECT)
+IDLE = (refusals.MATCHES_NOTHING, refusals.NO_EFFECT)
 """Of lines without which nothing changes: what is written for all blocks may be in some of them only."""
 
 
@@ -203,7 +236,7 @@ class Evaluation:
             if self.ordered:
                 return None
             lines = formatted.splitlines(keepends=True)
-            changes_nothing = {each.span.line - 1 for each in made if each.span is not None and each.code in _IDLE}
+            changes_nothing = {each.span.line - 1 for each in made if each.span is not None and each.code in IDLE}
             kept = "".join(line for at, line in enumerate(lines) if at not in changes_nothing)
             return self.of(kept) if changes_nothing else None
         needs = saved_and_recomputed(made)

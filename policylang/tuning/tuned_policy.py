@@ -14,8 +14,9 @@ from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import write_whole
 from policylang.language.layout import format_source
 from policylang.language.shown import UNITS, counted, format_quantity, logged, one_line, write_quantity
+from policylang.planning.pipelines import StageFigures
 from policylang.planning.plan import digest_of
-from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned, TunedStages
 
 
 @frozen(eq=False)
@@ -37,6 +38,12 @@ class TunedPolicy:
     def __repr__(self) -> str:
         peak, saved = (format_quantity(each, "bytes") for each in (self.peak, self.tuned.chosen.saved))
         return f"<policylang.TunedPolicy for {self.subject.called}: peak {peak}, {saved} saved>"
+
+    @property
+    def stages(self) -> tuple[StageFigures, ...]:
+        """What each stage of a pipeline holds and computes; empty of a single step. With stages the other bytes are those
+        of the rank with the highest peak, and times those of all microbatches."""
+        return () if self.tuned.stages is None else self.tuned.stages.figures.stages
 
     @property
     def rules(self) -> str:
@@ -150,10 +157,54 @@ def fingerprint(facts: Facts) -> str:
 
 def tuned_text(tuned: Tuned, subject: TuningSubject, *, timed: bool = True) -> str:
     """The policy, in canonical form, with a line end. ``timed``: whether it may promise a time."""
+    if tuned.stages is not None:
+        return _staged_text(tuned.stages, tuned, subject)
     promises = _promises(tuned, subject, timed=timed and bool(subject.device_named))
-    text = "\n".join([*_comment(tuned, subject), "", tuned.chosen.rules.strip("\n"), "", *promises]) + "\n"
+    return _canonical("\n".join([*_comment(tuned, subject), "", tuned.chosen.rules.strip("\n"), "", *promises]) + "\n")
+
+
+def _canonical(text: str) -> str:
     canonical = format_source(Source("<tuned>", text)).text
     return text if canonical is None else canonical
+
+
+def _commented(line: str) -> str:
+    return f"# {logged(one_line(line))}".rstrip()
+
+
+def _staged_text(found: TunedStages, tuned: Tuned, subject: TuningSubject) -> str:
+    said, limit = found.pipeline, int(tuned.budget.limit * (1 - tuned.besides.reserve))
+    rows: list[tuple[str, ...]] = [("stage", "blocks", "in flight", "saved", "peak", "recomputed")]
+    for each in found.figures.stages:
+        sizes = (format_quantity(size, "bytes") for size in (each.saved, each.peak))
+        again = format_quantity(each.recomputed_seconds or 0.0, "seconds")
+        rows.append((f"{each.stage}", f"{each.blocks[0]}-{each.blocks[1] - 1}", f"{each.in_flight}", *sizes, again))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    besides = besides_words(tuned.besides, subject.optimizer)
+    lines = [
+        f"Tuned with `policylang tune` for {_graph_words(subject)}, on {subject.device}.",
+        *([f"It is for `--path {subject.path}`."] if subject.path else []),
+        f"The budget: {budget_words(tuned.budget)} on each rank{f', with {besides}' if besides else ''}.",
+        *([f"Plan it with `--stages {','.join(map(str, said.firsts))}`."] if said.firsts else []),
+        "",
+        *(f"  {row}" for row in cells),
+        "",
+        stages_words(found),
+    ]
+    peak = max(each.peak for each in found.figures.stages)
+    promise = f"expect peak <= {at_most(max(limit - max(found.state), peak), peak)} per stage"
+    schedule = f"schedule {said.schedule} into {said.stages} stages of {said.microbatches} microbatches"
+    parts = [*map(_commented, lines), "", schedule, "", found.rules.strip("\n"), "", promise]
+    return _canonical("\n".join(parts) + "\n")
+
+
+def stages_words(found: TunedStages) -> str:
+    """``a step takes 7.7 s; with the same rules in all stages 8.2 s``."""
+    alike = "no policy with the same rules in all stages fits"
+    if found.alike is not None:
+        alike = f"with the same rules in all stages {found.alike.step:.4g} s"
+    return f"a step takes {found.step:.4g} s; {alike}"
 
 
 def budget_words(budget: Budget) -> str:
@@ -207,10 +258,6 @@ def besides_words(besides: Besides, optimizer: str = "") -> str:
 
 def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
     chosen, besides = tuned.chosen, besides_words(tuned.besides, subject.optimizer)
-    nodes, facts = counted(subject.nodes, "node"), f"facts {subject.fingerprint[:_SHOWN]}"
-    graph = f"{subject.called} of {nodes} ({facts})"
-    if subject.graph:
-        graph = f"{subject.graph} ({subject.kind} graph of {nodes}, {facts})"
     peak = f"{format_quantity(tuned.besides.on(chosen.peak), 'bytes')}, at {chosen.peak_at or 'its beginning'}"
     figures = [
         ("peak", peak),
@@ -229,14 +276,21 @@ def _comment(tuned: Tuned, subject: TuningSubject) -> list[str]:
     ]
     beside = neighbour_words(tuned)
     said = [
-        f"Tuned with `policylang tune` for {graph}, on {subject.device}.",
+        f"Tuned with `policylang tune` for {_graph_words(subject)}, on {subject.device}.",
         *([f"It is for `--path {subject.path}`."] if subject.path else []),
         f"The budget: {budget_words(tuned.budget)}.",
         "",
         *(f"  {name:<10}  {words}" for name, words in figures if words),
         *(["", f"On either side: {beside}." if "; " in beside else f"Beside it: {beside}."] if beside else []),
     ]
-    return [f"# {logged(one_line(line))}".rstrip() for line in said]
+    return list(map(_commented, said))
+
+
+def _graph_words(subject: TuningSubject) -> str:
+    nodes, facts = counted(subject.nodes, "node"), f"facts {subject.fingerprint[:_SHOWN]}"
+    if subject.graph:
+        return f"{subject.graph} ({subject.kind} graph of {nodes}, {facts})"
+    return f"{subject.called} of {nodes} ({facts})"
 
 
 def bound_words(tuned: Tuned) -> str:

@@ -122,6 +122,11 @@ class Tuner:
             )
         return self._choices[key]
 
+    @property
+    def patterns(self) -> Sequence[Pattern]:
+        """What blocks may follow for a peak."""
+        return self._set(Budget("peak", inf)).writer.patterns
+
     def _set(self, budget: Budget) -> _Set:
         """The candidates. For a peak, blocks save their outputs; for bytes saved they need not."""
         by_peak = budget.figure != "saved"
