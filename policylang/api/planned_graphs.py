@@ -124,9 +124,9 @@ def scheduled(policy: Policy, pipeline: Pipeline | None = None) -> Policy | Diag
     """The policy with the order of its pipeline's steps, as torch has it, to be planned on a whole model; the error
     where the schedule does not take these numbers. ``pipeline`` takes the place of the policy's."""
     pipeline = pipeline or policy.pipeline
-    if pipeline is None or pipeline.known:
+    if pipeline is None or (pipeline.known and pipeline is policy.pipeline):
         return policy
-    made = with_order(pipeline)
+    made = pipeline if pipeline.known else with_order(pipeline)
     if isinstance(made, Diagnostic):
         return made
     policy = evolve(policy, pipeline=made)

@@ -18,7 +18,7 @@ SMALL = ("--graph", "small.graph", "--device", "h100-sxm")
 CANDIDATE = {"rules", "peak_bytes", "graph_peak_bytes", "peak_at", "saved_bytes", "offloaded_bytes"}
 CANDIDATE |= {f"{what}_seconds" for what in ("recomputed", "exposed", "copies", "step")}
 KEYS = {"version", "graph", "device", "budget", "besides", "forward_seconds", "bound_seconds", "chosen", "less", "more"}
-KEYS |= {"table", "policy", "diagnostics"}
+KEYS |= {"table", "policy", "diagnostics", "pipeline", "stages", "alike"}
 
 
 @pytest.fixture
