@@ -56,6 +56,8 @@ class StageFigures:
 
 @frozen(eq=False)
 class PipelineFigures:
+    """Every stage of a pipeline, and the step."""
+
     stages: tuple[StageFigures, ...]
     step_seconds: float | None
     """From the first forward to the last backward of any rank, waits for other ranks included; sends take no time."""
@@ -102,6 +104,7 @@ class StageCosts:
                 return time["W"] + time["R"] + (time["I"] if is_first else 0.0)
 
     def recomputes(self, kind: str, is_first: bool) -> bool:
+        """True for an action that recomputes what is not saved."""
         return kind in "BW" or (kind == "I" and not is_first)
 
 
