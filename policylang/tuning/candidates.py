@@ -295,7 +295,7 @@ class Writer:
             # the whole has the lines of its part, and more
             if not zones or self._template(around, base) is not None:
                 pattern, beyond = self.patterns[base], self.patterns[around]
-                zone = Zone(self._MARK, self.patterns[zones[0]]) if zones else None
+                zone = [Zone(self._MARK, self.patterns[each]) for each in zones]
                 made = scripts(self.inside, self.outside, pattern, zone, beyond, undecided=not self.override)
                 texts = (script.text(self.head, override=self.override) for script in made)
                 self._known[key] = next((text for text in texts if text is not None), None)

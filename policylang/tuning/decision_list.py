@@ -30,6 +30,8 @@ class Zone:
     """``in first 3 blocks``."""
     pattern: tuple[int, ...]
     """By class."""
+    nested: bool = False
+    """True if they are among the blocks of the zone before."""
 
 
 @frozen
@@ -44,7 +46,7 @@ class RuleGroup:
 
 @frozen
 class Script:
-    """Statements, and the outcome of each class: in the blocks outside the zone, and in it."""
+    """Statements, and the outcome of each class: in the blocks outside all zones, and in the zones."""
 
     ground: tuple[str, ...]
     groups: tuple[RuleGroup, ...]
@@ -77,20 +79,20 @@ def scripts(
     inside: Vocabulary,
     outside: Vocabulary,
     base: Sequence[int],
-    zone: Zone | None,
+    zones: Sequence[Zone],
     around: Sequence[int],
     *,
     undecided: bool = False,
 ) -> list[Script]:
-    """The possible texts, the shortest first. ``base``: the pattern of all blocks outside the zone; ``around``: the
+    """The possible texts, the shortest first. ``base``: the pattern of all blocks outside the zones; ``around``: the
     pattern outside of blocks. ``undecided``: True if values without a rule may be the ground that is saved, so that
     views follow what is offloaded."""
     found = []
-    offloads = any(Option.OFFLOAD in pattern for pattern in (base, around, zone.pattern if zone else ()))
+    offloads = any(Option.OFFLOAD in pattern for pattern in (base, around, *(zone.pattern for zone in zones)))
     grounds = [_BLOCKS_AGAIN] if inside.numbers else []
     grounds += [_ALL_AGAIN, _ALL_SAVED, *([_SAVED_UNLESS_SAID] if undecided and offloads else [])]
     for ground in grounds:
-        made = _script(inside, outside, base, zone, around, ground)
+        made = _script(inside, outside, base, zones, around, ground)
         if made is not None:
             found.append(made)
     return sorted(found, key=lambda script: (script.cost, str(script.ground)))
@@ -114,7 +116,7 @@ def _script(
     inside: Vocabulary,
     outside: Vocabulary,
     base: Sequence[int],
-    zone: Zone | None,
+    zones: Sequence[Zone],
     around: Sequence[int],
     ground: _Ground,
 ) -> Script | None:
@@ -126,20 +128,23 @@ def _script(
         return None
     if not _settle(outside, around, beyond, "outside block" if inside.numbers else "", groups):
         return None
-    if zone is not None:
+    before = effect
+    for zone in zones:
         best: list[RuleGroup] | None = None
+        around_it, after = before if zone.nested else effect, effect
         for start in (None, Option.RECOMPUTE, Option.SAVE):
-            own = dict(effect) if start is None else {number: int(start) for number in inside.numbers}
+            own = dict(around_it) if start is None else {number: int(start) for number in inside.numbers}
             added: list[RuleGroup] = []
             if start is not None:
                 everything = next(phrase for phrase in inside.phrases if phrase.subject == EVERYTHING)
                 added.append(RuleGroup(start, zone.place, True, (everything,)))
             done = _settle(inside, zone.pattern, own, zone.place, added)
             if done and (best is None or _length(added) < _length(best)):
-                best = added
+                best, after = added, own
         if best is None:
             return None
         groups += best
+        before = after
     return Script(ground.lines, tuple(groups), ground.rest)
 
 

@@ -41,8 +41,8 @@ class TunedPolicy:
 
     @property
     def stages(self) -> tuple[StageFigures, ...]:
-        """What each stage of a pipeline holds and computes; empty of a single step. With stages the other bytes are those
-        of the rank with the highest peak, and times those of all microbatches."""
+        """What each stage of a pipeline holds and computes; empty for a single step. With stages the other bytes are
+        those of the rank with the highest peak, and times those of all microbatches."""
         return () if self.tuned.stages is None else self.tuned.stages.figures.stages
 
     @property
