@@ -38,6 +38,10 @@ COMMANDS = {
     "profile": ("policylang.commands.tune:profile", "measure this machine, and write its device profile"),
     "snapshot": ("policylang.commands.snapshot:snapshot", "write the facts of a graph to a file"),
     "import": ("policylang.commands.snapshot:import_recorded", "make a snapshot of a graph recorded as JSON"),
+    "import-torchtitan": (
+        "policylang.commands.snapshot:import_torchtitan",
+        "convert TorchTitan's full_recompute_save_ops into a policy",
+    ),
     "demo": ("policylang.commands.agree:demo", "train a small Llama without and with a policy, and compare"),
     "agree": ("policylang.commands.agree:agree", "run a model under a policy on every path, and compare"),
     "lsp": ("policylang.commands.cli:lsp", "serve an editor: diagnostics, figures, completion"),

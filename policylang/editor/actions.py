@@ -8,25 +8,27 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import get_args
 
-from attrs import evolve
+from attrs import evolve, frozen
 from lsprotocol import types
 
-from policylang.editor.hover import Pointed, pointed_at
 from policylang.editor.state import State, location, positions_of, uri_of, uri_of_path
 from policylang.language import syntax
 from policylang.language.devices.reading import find_device
-from policylang.language.diagnostics import CODES, Diagnostic, Fix, Related, Severity, Span, TextChange
+from policylang.language.diagnostics import CODES, Diagnostic, Fix, Related, Severity, Source, Span, TextChange
 from policylang.language.files import bundled_file
 from policylang.language.layout import format_source, line_end_of
-from policylang.language.lexer import words_of
+from policylang.language.lexer import split, words_of
 from policylang.language.operators import prelude_group
+from policylang.language.parser import parse_file
 from policylang.language.resources import codes_folder
+from policylang.language.selectors import selector_of, walk
 from policylang.language.shown import one_line, shortened
-from policylang.language.syntax import Device, Include, Let
+from policylang.language.syntax import Device, Include, Let, Statement, Word
 from policylang.planning.capabilities import capabilities_for
 from policylang.report import explain
 from policylang.report.layout import fenced
@@ -267,41 +269,85 @@ def _command(title: str, name: str, *arguments: object) -> types.CodeAction:
 
 
 _START = types.Range(types.Position(0, 0), types.Position(0, 0))
+_NO_NAMES_AFTER = frozenset(
+    ("IN", "OUTSIDE", "COMPARISON", "POLICY", "OVER", "BLOCKS", "WHERE", "IS", "NOT", "UNDECIDED", "REQUIRES", "DEVICE")
+)
+"""Words behind which a name is one of a module, a figure or a dimension, in a statement that cannot be read."""
 
-# --- definitions ---
+
+# --- names ---
+
+
+@frozen
+class Occurrence:
+    """A word of a selector, or the name that a ``let`` defines."""
+
+    name: str
+    span: Span
+    defines: bool = False
+
+
+@lru_cache(maxsize=64)
+def occurrences(source: Source) -> tuple[Occurrence | Include | Device, ...]:
+    """The names of a text, and its statements that name files, in its order; linear in its length."""
+    found: list[Occurrence | Include | Device] = []
+    read = {statement.span.start: statement for statement in parse_file(source)[0].statements}
+    for start, end in split(source).ranges:
+        found += _read(read[start]) if start in read else _unread(source, start, end)
+    return tuple(found)
+
+
+def _read(statement: Statement) -> Iterator[Occurrence | Include | Device]:
+    if isinstance(statement, Include | Device):
+        yield statement
+    if isinstance(statement, Let):
+        yield _defined_by(statement)
+    selector = selector_of(statement)
+    for part in walk(selector) if selector is not None else ():
+        if isinstance(part, Word):
+            yield Occurrence(part.text, part.span)
+
+
+def _defined_by(let: Let) -> Occurrence:
+    return Occurrence(let.name, words_of(let.span.source, let.span.start, let.span.end)[1].span, defines=True)
+
+
+def _unread(source: Source, start: int, end: int) -> Iterator[Occurrence]:
+    before = ""
+    for word in words_of(source, start, end):
+        if word.type in ("NAME", "PATH") and before not in _NO_NAMES_AFTER:
+            yield Occurrence(str(word), word.span, defines=before == "LET")
+        before = word.type
+
+
+def _at(state: State, offset: int) -> Occurrence | Include | Device | None:
+    """The occurrence, include or device at an offset, the offset after its last character included."""
+    found = occurrences(state.document.source)
+    return next((part for part in found if part.span.start <= offset <= part.span.end), None)
+
+
+def _named(source: Source, name: str) -> Iterator[Occurrence]:
+    return (part for part in occurrences(source) if isinstance(part, Occurrence) and part.name == name)
+
+
+def _definition_of(state: State, name: str) -> Occurrence | None:
+    """The ``let`` that counts: the first, one that can be read before others; else the group of the prelude."""
+    lets = (placed.statement for placed in state.text.expansion.statements if isinstance(placed.statement, Let))
+    let = next((let for let in lets if let.name == name), None)
+    torn = next((each for each in _named(state.document.source, name) if each.defines), None)
+    if let is None and torn is None:
+        let = prelude_group(name)
+    return torn if let is None else _defined_by(let)
 
 
 def definition(state: State, offset: int) -> types.Location | None:
-    """The place of the ``let``, the group or the file that is named at a character offset, or right before it."""
-    pointed = pointed_at(state, offset) or (pointed_at(state, offset - 1) if offset else None)
-    if pointed is None:
-        return None
-    if isinstance(pointed.statement, Include | Device):
-        path = _file_of(state, pointed.statement)
+    """The place of the ``let``, the group or the file that is named at a character offset."""
+    part = _at(state, offset)
+    if isinstance(part, Include | Device):
+        path = _file_of(state, part)
         return None if path is None else types.Location(uri_of_path(path), _START)
-    name = _named(pointed)
-    lets = (placed.statement for placed in state.text.expansion.statements if isinstance(placed.statement, Let))
-    let = next((let for let in lets if let.name == name), None)
-    torn = re.search(rf"^[ \t]*let[ \t]+({re.escape(name)})(?!\S)", state.document.source.text, re.MULTILINE)
-    if let is None and torn is not None and name:  # a `let` that cannot be read
-        return location(state, Span(state.document.source, *torn.span(1)))
-    found = let or prelude_group(name)
-    return (
-        None
-        if found is None
-        else location(state, words_of(found.span.source, found.span.start, found.span.end)[1].span)
-    )
-
-
-def _named(pointed: Pointed) -> str:
-    """The name at a place: of a statement that cannot be read any word may be one. Empty where there is none."""
-    inner, word = pointed.parts[-1] if pointed.parts else None, pointed.word
-    if isinstance(inner, syntax.Word | syntax.Operator):
-        return inner.text
-    if isinstance(inner, syntax.Reference):
-        return inner.name
-    is_name = pointed.statement is None or (isinstance(pointed.statement, Let) and pointed.at == 1)
-    return str(word) if is_name and word is not None and word.type in ("NAME", "PATH") else ""
+    found = None if part is None else _definition_of(state, part.name)
+    return None if found is None else location(state, found.span)
 
 
 def _file_of(state: State, statement: Include | Device) -> Path | None:
@@ -317,6 +363,31 @@ def _file_of(state: State, statement: Include | Device) -> Path | None:
         return path if path is not None and os.path.isfile(path) else None
     except (OSError, ValueError):
         return None
+
+
+def references(state: State, offset: int, *, declaration: bool) -> list[types.Location]:
+    """The uses of the name at an offset in the document and in what it includes, the document's own first."""
+    name = _at(state, offset)
+    if not isinstance(name, Occurrence):
+        return []
+    sources = [state.document.source, *(each.statement.span.source for each in state.text.expansion.statements)]
+    if (defined := _definition_of(state, name.name)) is not None:
+        sources.append(defined.span.source)
+    uses = (each for source in dict.fromkeys(sources) for each in _named(source, name.name))
+    places = (location(state, each.span) for each in uses if declaration or not each.defines)
+    return [place for place in places if place is not None]
+
+
+def highlights(state: State, offset: int) -> list[types.DocumentHighlight]:
+    """The uses of the name at an offset within the document."""
+    name = _at(state, offset)
+    if not isinstance(name, Occurrence):
+        return []
+    write, read = types.DocumentHighlightKind.Write, types.DocumentHighlightKind.Read
+    return [
+        types.DocumentHighlight(state.document.positions.range(each.span), write if each.defines else read)
+        for each in _named(state.document.source, name.name)
+    ]
 
 
 # --- outline and layout ---

@@ -29,7 +29,7 @@ _CHANGED = "the text changed while this was worked out"
 _SWITCH = 0.0005
 """Seconds after which a thread that plans lets the one that answers run; Python's own are ten times that."""
 T = TypeVar("T")
-Placed = types.CompletionParams | types.DefinitionParams
+Placed = types.CompletionParams | types.DefinitionParams | types.ReferenceParams | types.DocumentHighlightParams
 """Requests about a place."""
 
 
@@ -145,6 +145,14 @@ def _register_answers(server: PolicyServer) -> None:
     @server.feature(types.TEXT_DOCUMENT_DEFINITION)
     def defined(params: types.DefinitionParams) -> types.Location | None:
         return actions.definition(*at(params))
+
+    @server.feature(types.TEXT_DOCUMENT_REFERENCES)
+    def referred(params: types.ReferenceParams) -> list[types.Location]:
+        return actions.references(*at(params), declaration=params.context.include_declaration)
+
+    @server.feature(types.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT)
+    def highlighted(params: types.DocumentHighlightParams) -> list[types.DocumentHighlight]:
+        return actions.highlights(*at(params))
 
     @server.feature(types.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     def outlined(params: types.DocumentSymbolParams) -> list[types.SymbolInformation]:

@@ -334,6 +334,7 @@ FILES = {
 }
 PLAN = ("plan", "my.apl", "--graph", "g.graph")
 TUNE = ("tune", "--graph", "g.graph", "--device", "d.toml", "--peak", "1 GiB")
+SAVE_OPS = ("import-torchtitan", "layers.0::aten.mm.default", "--graph", "g.graph")
 OVER = {
     "the policy": (*PLAN, "--html", "my.apl"),
     "the graph": (*PLAN, "--html", "g.graph"),
@@ -348,6 +349,7 @@ OVER = {
     "the graph of tune": (*TUNE, "-o", "g.graph"),
     "the profile of tune": (*TUNE, "-o", "d.toml"),
     "one of two": (*PLAN, "--html", "new.html", "--trace", "g.graph"),
+    "the graph of the string": (*SAVE_OPS, "-o", "g.graph"),
     "the module": ("snapshot", "own:graph", "-o", "own.py"),
 }
 
@@ -397,7 +399,7 @@ def test_what_is_not_read_is_replaced(here: Path, policylang: Callable[..., Outc
     assert Path("old.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize("run", [(*PLAN, "--html", "out"), (*PLAN, "--trace", "out")])
+@pytest.mark.parametrize("run", [(*PLAN, "--html", "out"), (*SAVE_OPS, "-o", "out")])
 def test_what_cannot_be_written_whole_is_left(
     run: tuple[str, ...], here: Path, monkeypatch: pytest.MonkeyPatch, policylang: Callable[..., Outcome]
 ) -> None:

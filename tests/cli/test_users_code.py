@@ -429,7 +429,9 @@ def test_nothing_is_imported_unasked(policylang, folder):
     assert "mylab" not in sys.modules
 
 
-@pytest.mark.parametrize("command", ["check", "plan", "explain", "diff", "agree", "snapshot", "import"])
+@pytest.mark.parametrize(
+    "command", ["check", "plan", "explain", "diff", "agree", "snapshot", "import", "import-torchtitan"]
+)
 def test_who_takes_it(policylang, command):
     assert "--import MODULE" in policylang(command, "--help").out
 
@@ -438,6 +440,13 @@ def test_a_policy_test_knows_the_operators_of_its_graph(policylang, folder):
     page = f"```graph\n{GRAPH}\n```\n\n```apl\nsave fused_mlp, mylab.fused_mlp in layers.0  # matches: a, a_1\n```\n"
     (folder / "test.md").write_text(page)
     assert policylang("test", "test.md").out == "tested 1 policy in 1 file: 1 claim, all hold\n"
+
+
+def test_torchtitans_selectors_too(policylang, folder):
+    selector = "layers.*::mylab.fused_mlp.default"
+    assert "APL102" in policylang("import-torchtitan", selector).err
+    outcome = policylang("import-torchtitan", selector, "--graph", "my.graph")
+    assert "APL102" not in outcome.err
 
 
 SMALL = {"layers": 1, "hidden": 32, "heads": 2, "vocabulary": 64, "batch": 2, "sequence": 16}

@@ -77,8 +77,9 @@ WORKFLOW = (ROOT / "examples" / "github-actions.yml").read_text(encoding="utf-8"
 
 
 def test_adopting_runs_the_commands_of_the_page(tmp_path, monkeypatch, capsys):
-    assert walk(page("adopting.md"), tmp_path, monkeypatch, capsys) >= 9
+    assert walk(page("adopting.md"), tmp_path, monkeypatch, capsys) >= 10
     assert (tmp_path / "plan.html").stat().st_size > 1000
+    assert (tmp_path / "titan.apl").read_text().startswith("# TorchTitan's")
 
 
 @pytest.mark.parametrize("command", re.findall(r"policylang (?:fmt|check|test|diff)[^\n>]*", WORKFLOW))

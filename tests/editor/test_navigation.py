@@ -1,4 +1,4 @@
-"""Places in a text, names with their definitions, the outline and formatting, whatever the text is."""
+"""Places in a text, names with their definitions and uses, the outline and formatting, whatever the text is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lsprotocol import types
 
 from policylang.api.load import format_text
-from policylang.editor.actions import definition, formatted, symbols
+from policylang.editor.actions import definition, formatted, highlights, references, symbols
 from policylang.editor.state import Document, Positions, State, changed_text, location, read_text, uri_of, uri_of_path
 from policylang.language.diagnostics import Source, Span
 from policylang.language.files import read_source
@@ -42,6 +42,10 @@ def at(editor: PoliciesAtHand, name: str, word: str, nth: int = 0) -> tuple[Stat
 def defined(editor: PoliciesAtHand, name: str, word: str, nth: int = 0) -> str | None:
     found = definition(*at(editor, name, word, nth))
     return None if found is None else editor.shown(found)
+
+
+def used(editor: PoliciesAtHand, name: str, word: str, nth: int = 0, *, declaration: bool = True) -> list[str]:
+    return [editor.shown(each) for each in references(*at(editor, name, word, nth), declaration=declaration)]
 
 
 # --- definitions ---
@@ -76,6 +80,7 @@ def test_a_bundled_file_that_is_open_works_as_any(name: str, word: str) -> None:
     state = State(document, read_text(document, None, read_source))
     found = definition(state, document.source.text.index(word))
     assert found.uri == document.uri
+    assert len(references(state, document.source.text.index(word), declaration=True)) >= 2
 
 
 def test_a_group_that_a_let_hides_is_the_let(tmp_path: Path) -> None:
@@ -105,10 +110,37 @@ def test_files_are_definitions_too(tmp_path: Path) -> None:
     assert defined(editor, "a.apl", "nowhere") is None
 
 
+# --- uses ---
+def test_a_name_is_used_in_the_document_and_in_what_it_includes(tmp_path: Path) -> None:
+    editor = PoliciesAtHand.on(tmp_path, FILES)
+    own, library = ["main.apl:3:big", "main.apl:4:big"], ["lib/names.apl:2:big", "lib/names.apl:3:big"]
+    assert used(editor, "main.apl", "big") == [*own, *library]
+    assert used(editor, "main.apl", "big", declaration=False) == [*own, library[1]]
+    assert used(editor, "apart.apl", "big") == ["apart.apl:1:big", "apart.apl:2:big"]
+    assert used(editor, "main.apl", "matmul")[0] == "main.apl:5:matmul"
+    assert used(editor, "main.apl", "matmul")[1].startswith("<prelude>:")
+    assert used(editor, "main.apl", "mm\n") == ["main.apl:6:mm", "lib/names.apl:2:mm"]
+    assert used(editor, "main.apl", "policy") == []
+
+
+def test_includes_in_a_circle_end(tmp_path: Path) -> None:
+    files = {"a.apl": 'include "b.apl"\nlet big = mm\n', "b.apl": 'include "a.apl"\nsave big\n'}
+    assert used(PoliciesAtHand.on(tmp_path, files), "b.apl", "big") == ["b.apl:2:big", "a.apl:2:big"]
+
+
 def test_a_text_in_no_file_knows_its_own_names() -> None:
     state = state_of_text("let big = mm\r\nsave big\r\n")
     found = definition(state, state.document.source.text.rindex("big") + 3)
     assert found == types.Location("untitled:1", types.Range(types.Position(0, 4), types.Position(0, 7)))
+    assert len(references(state, 5, declaration=True)) == 2
+
+
+def test_highlights_are_the_places_in_the_document(tmp_path: Path) -> None:
+    editor = PoliciesAtHand.on(tmp_path, FILES)
+    found = highlights(*at(editor, "lib/names.apl", "big", 1))
+    write, read = types.DocumentHighlightKind.Write, types.DocumentHighlightKind.Read
+    assert [(each.range.start.line, each.kind) for each in found] == [(1, write), (2, read)]
+    assert highlights(*at(editor, "main.apl", "recompute")) == []
 
 
 # --- outline and layout ---
@@ -317,7 +349,8 @@ def check_answers(made: pytest.TempPathFactory, text: str, offset: int) -> None:
     state = State(document, read_text(document, None, read_source))
     end = document.positions.position(len(text))
     definition(state, offset)
-    ranges = [each.range for each in formatted(state) or ()]
+    references(state, offset, declaration=True)
+    ranges = [each.range for each in (*highlights(state, offset), *(formatted(state) or ()))]
     ranges += [each.location.range for each in symbols(state)]
     for each in ranges:
         assert (each.start.line, each.start.character) <= (each.end.line, each.end.character)

@@ -56,6 +56,9 @@ def test_names_the_outline_and_the_form_of_a_document() -> None:
         use = {"line": 1, "character": 8}
         defines = {"start": {"line": 0, "character": 4}, "end": {"line": 0, "character": 7}}
         assert connection.answer("definition", position=use)["range"] == defines
+        both = connection.answer("references", position=use, context={"includeDeclaration": True})
+        assert [each["range"]["start"]["line"] for each in both] == [0, 1]
+        assert [each["kind"] for each in connection.answer("documentHighlight", position=use)] == [3, 2]
         assert [each["name"] for each in connection.answer("documentSymbol")] == ["big", "save big"]
         (edit,) = connection.answer("formatting", options={"tabSize": 8, "insertSpaces": False})
         assert edit["newText"] == "save big\n"
@@ -267,7 +270,7 @@ def test_an_error_inside_a_feature_is_answered_and_logged_and_the_server_lives_o
     broken = (
         "import sys; from policylang.editor import server\n"
         "def fails(*of, **more): raise IndexError('of our own')\n"
-        "server.hover = fails; server.actions.symbols = lambda state: print('noise') or []\n"
+        "server.hover = fails; server.symbols = lambda state: print('noise') or []\n"
         "sys.exit(server.serve())"
     )
 
