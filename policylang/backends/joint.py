@@ -29,12 +29,13 @@ from policylang.backends import copies, finalize, refusals
 from policylang.backends.path import BackendPath, raise_differences, raise_errors
 from policylang.backends.records import AppliedPlan, announce, remember, without_gradients
 from policylang.backends.rewriting import apply_edits, arrange, put_in_order
-from policylang.backends.runtime import RankOrder, collector_paused, timed
+from policylang.backends.runtime import RankOrder, timed
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
 from policylang.graph.blocks import Chains
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, Schedule, ScheduleStep, StepKind
+from policylang.language.cancellation import collector_paused
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.syntax import Chunk, Expectation, ExpectTotal, Policy, Statement
 from policylang.operators.calls import function, piece_of_draw, unread

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
-from policylang.language.cancellation import check_cancelled
+from policylang.language.cancellation import check_cancelled, collector_paused
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import heeded
 from policylang.language.syntax import Policy
@@ -26,6 +26,7 @@ from policylang.planning.value_outcome import KEPT, Default, by_rule, moves
 from policylang.simulation.node_times import node_times
 
 
+@collector_paused()
 def plan(
     policy: Policy,
     facts: Facts,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Literal
 
 from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, mask_of
+from policylang.language.cancellation import collector_paused
 from policylang.language.diagnostics import Diagnostic, Severity, Source
 from policylang.language.layout import format_source
 from policylang.language.loader import parse_policy
@@ -156,19 +155,6 @@ IDLE = (refusals.MATCHES_NOTHING, refusals.NO_EFFECT)
 """Of lines without which nothing changes: what is written for all blocks may be in some of them only."""
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Runs with the cyclic garbage collector off: schedule steps form no cycles, and scanning them takes a sixth
-    of the time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 class Evaluation:
     """Plans and simulates texts, each once."""
 
@@ -211,7 +197,7 @@ class Evaluation:
         partitioner."""
         self._asked[text] = None
         if text not in self._known:
-            with uncollected():
+            with collector_paused():
                 self._known[text] = self._evaluate(text)
         return self._known[text]
 

@@ -16,6 +16,7 @@ from attrs import evolve
 
 from policylang.graph.blocks import stages_of
 from policylang.graph.facts import Facts, GraphKind
+from policylang.language.cancellation import collector_paused
 from policylang.language.diagnostics import Diagnostic, Source, diagnose
 from policylang.language.layout import format_source
 from policylang.language.loader import parse_policy
@@ -33,7 +34,7 @@ from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.budgets import INFEASIBLE
 from policylang.tuning.candidates import Pattern, stacks
 from policylang.tuning.decision_list import Zone, scripts
-from policylang.tuning.evaluation import IDLE, Allowed, Besides, Budget, Candidate, Tuned, TunedStages, uncollected
+from policylang.tuning.evaluation import IDLE, Allowed, Besides, Budget, Candidate, Tuned, TunedStages
 from policylang.tuning.tuner import Tuner
 
 SLICED = "chunk loss into 8\n"
@@ -168,7 +169,7 @@ class StageTuner:
         loaded = parse_policy(formatted or "", operators=self._operators)
         if formatted is None or loaded.policy is None or loaded.diagnostics:
             return None
-        with uncollected():
+        with collector_paused():
             policy = evolve(loaded.policy, pipeline=self.pipeline)
             made = plan(policy, self.facts, self.capabilities, device=self.times.device)
         against = [each for each in made.diagnostics if each.code != refusals.STAYS_ON_DEVICE]

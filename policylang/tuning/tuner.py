@@ -15,6 +15,7 @@ import numpy as np
 from attrs import frozen
 
 from policylang.graph.facts import Facts
+from policylang.language.cancellation import collector_paused
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.candidates import (
@@ -30,7 +31,7 @@ from policylang.tuning.candidates import (
 )
 from policylang.tuning.choices import Choices, choices_of
 from policylang.tuning.composition import Composition, SegmentProfile
-from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned, uncollected
+from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned
 from policylang.tuning.phrases import Option, Vocabulary, value_classes
 from policylang.tuning.program import bound_of, whole_classes
 
@@ -154,7 +155,7 @@ class Tuner:
             ]
         self._say("simulating patterns")
         simulated: dict[Pattern, SegmentProfile] = {}
-        with uncollected():
+        with collector_paused():
             for pattern in found:
                 profile = composition.profile(pattern, with_peak=by_peak)
                 simulated.setdefault(profile.asked, profile)

@@ -25,10 +25,10 @@ from policylang.audit.report import AuditReport, Report, ValuesReport
 from policylang.backends import joint as module
 from policylang.backends import runtime
 from policylang.backends.eager import plan_modes
-from policylang.backends.runtime import collector_paused
 from policylang.backends.torch_compile import backend
 from policylang.commands.small_llama import step_memory
 from policylang.graph import marks, snapshot
+from policylang.language.cancellation import collector_paused
 from tests.support.compiled import fresh_dynamo
 from tests.support.run_partition import partitioner, traced
 

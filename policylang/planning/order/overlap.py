@@ -27,7 +27,8 @@ from policylang.simulation.streams import exposed_bound, in_flight, size_in_flig
 
 _EXPOSED = 6  # the number of the most exposed collectives tried in a round
 _PLACES = 4  # the number of earlier places each is tried at
-_STEPS = 400_000  # the nodes that all tries together walk along; this bounds them on large graphs
+_STEPS = 400_000  # the nodes that all tries together walk along, in
+_WALKS = 12  # so many tries at least: as many however deep the model, since what they mend is outside its layers
 _REFUSED = 3  # the search ends when so many shorter steps were refused
 _LEAST = 1e-3  # a try has to shorten the step by this share of what is exposed
 _COMPUTES = (Leeway(lag=2.0, fill=0.15, reach=0.1, close=0.02), Leeway(lag=10.0, fill=0.15, reach=0.1, close=0.02))
@@ -39,7 +40,6 @@ _CAUTIOUS = Leeway(lag=0.0, fill=0.01, reach=0.06, close=0.01, holds=False)
 """Used if no other leeway keeps within the limits: nothing runs later than given, so that no memory is held longer."""
 _TRIES = 3  # an order that exceeds the limit on the peak is computed again with a limit tighter by the excess
 _MOSTLY = 0.2  # a step mostly sends that exposes at least this share of all computation
-_LARGE = 40_000  # for graphs with more nodes one order is made
 _ENOUGH = 1.01  # the search ends with an order that exposes at most so many times the lower bound, or
 _HARDLY = 0.001  # at most this share of all computation
 _HALVINGS = 8
@@ -57,7 +57,7 @@ class LocalMoves:
     def __init__(self, nodes: SchedulerNodes, accepts: Callable[[list[int]], bool]) -> None:
         self._nodes, self._accepts = nodes, accepts
         self._total = sum(nodes.seconds)
-        self._left, self._refused = _STEPS // max(len(nodes), 1), 0
+        self._left, self._refused = max(_STEPS // max(len(nodes), 1), _WALKS), 0
 
     def improve(self, order: Sequence[int]) -> list[int]:
         """The best order found, or the given one. Walks along a bounded number of nodes in all."""
@@ -171,7 +171,7 @@ def overlapped(
     bound = exposed_bound(facts, times)
     enough = max(_ENOUGH * bound, _HARDLY * computed)
     leeways = (*_SENDS, *_COMPUTES) if bound > _MOSTLY * computed else (*_COMPUTES, *_SENDS[:1])
-    for leeway in leeways[:1] if len(order) > _LARGE else (*leeways, _CAUTIOUS):
+    for leeway in (*leeways, _CAUTIOUS):
         if leeway is _CAUTIOUS and search.best is not search.given:
             break
         starts, peak = LatestStarts(nodes, leeway.close, nearest=leeway.nearest), limits.peak
@@ -182,8 +182,7 @@ def overlapped(
             peak -= excess
         if search.best.exposed <= enough:
             return search.best.order
-    if len(order) <= _LARGE:
-        LocalMoves(nodes, search.takes).improve(search.order)
+    LocalMoves(nodes, search.takes).improve(search.order)
     return search.best.order
 
 
