@@ -30,8 +30,8 @@ from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_outcome import Why
 from policylang.report import layout
-from policylang.report.layout import bytes_text, exposed_text, plan_times_text, recomputed_text, seconds_text
-from policylang.report.plan_text import left_texts, proof_texts, said_of
+from policylang.report.layout import bytes_text, seconds_text
+from policylang.report.plan_text import left_texts, proof_texts, said_of, step_totals
 from policylang.report.report_text import rewrite_lines
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -390,32 +390,11 @@ def policy_article(graph: GraphState) -> Article:
     article = Article().say(f"On {code(graph.name)}: {shown.counted(forward, 'forward value')}, {blocks}.")
     if not graph.knows("breakdown"):
         return article
-    found, under, without = graph.breakdown, graph.breakdown.under, graph.breakdown.without
-    amounts, otherwise = under.amounts, "if nothing is recomputed"
-    again = f"{bytes_text(amounts.recomputed_bytes)} and {shown.format_quantity(amounts.recomputed_flops, 'flops')}"
-    if found.forward_flops:
-        again += f", {shown.format_quantity(amounts.recomputed_flops / found.forward_flops, 'fraction')} of the forward"
-    lines = [
-        f"saved: {bytes_text(amounts.saved_bytes)} in {values(amounts.saved)}; "
-        f"{bytes_text(without.amounts.saved_bytes)} {otherwise}",
-        f"offloaded: {bytes_text(amounts.offloaded_bytes)} in {values(amounts.offloaded)}" if amounts.offloaded else "",
-        f"recomputed: {again}" if amounts.recomputed else "",
-        f"peak: {bytes_text(under.peak.bytes)} at {code(under.peak.at)}; {bytes_text(without.peak.bytes)} {otherwise}",
-    ]
-    if under.time is not None and without.time is not None:
-        step, other = (shown.format_quantity(each.step, "seconds") for each in (under.time, without.time))
-        lines.append(f"step: {step}; {other} {otherwise}")
-        lines.append(f"recomputed time: {recomputed_text(under.time)}" if under.time.recomputed else "")
-        lines.append(f"exposed: {exposed_text(under.time)}" if under.time.exposed else "")
-    article.items(lines)
-    if plan.untold is not None:
-        article.say(f"{plan_times_text(plan).capitalize()}.")
-    if found.uncounted:
-        article.say(f"Uncounted in the forward: {shown.uncounted_text(found.uncounted)}.")
-    article.say(*found.notes)
-    if amounts.open_bytes:
-        article.say(f"{bytes_text(amounts.open_bytes)} of what is saved is left to PyTorch's partitioner.")
-    return article
+    (_, *rows), notes = step_totals(graph.breakdown)
+    for name, under, without in rows:
+        other = "" if without == "-" else f"; {without} if nothing is recomputed"
+        article.items([f"{name}: {under}{other}"] if (under, without) != ("-", "-") else ())
+    return article.say(*(f"{note[0].upper()}{note[1:]}." for note in notes))
 
 
 def policy_hint(graph: GraphState) -> str:

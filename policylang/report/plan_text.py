@@ -361,6 +361,13 @@ def _share(amount: int, found: breakdown.PeakValues) -> str:
 
 
 def _totals(found: breakdown.Breakdown) -> str:
+    rows, notes = step_totals(found)
+    return "\n\n".join((table(rows, right=range(1, 3)), *notes))
+
+
+def step_totals(found: breakdown.Breakdown) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The rows of a table, head first: a name, the figure with the policy, and that of a step without recomputation;
+    and what the figures leave out, a sentence each."""
     sides = under, without = found.under, found.without
     amounts = under.amounts
     rows: list[tuple[str, ...]] = [("", "with the policy", "nothing recomputed")]
@@ -382,18 +389,18 @@ def _totals(found: breakdown.Breakdown) -> str:
     row("peak, forward", lambda each: bytes_text(each.peak.forward))
     row("peak, backward", lambda each: bytes_text(each.peak.backward))
     row("worst moment", lambda each: each.peak.at)
-    parts = [table(rows, right=range(1, 3))]
+    notes = []
     if amounts.open_bytes:
-        parts.append(
+        notes.append(
             f"{bytes_text(amounts.open_bytes)} of what is saved is left to PyTorch's partitioner and counted as saved; "
             "it may recompute some of it"
         )
     if found.uncounted is None:
-        parts.append(shown.UNCOUNTED_UNKNOWN)
+        notes.append(shown.UNCOUNTED_UNKNOWN)
     elif found.uncounted:
         again = f"; recomputed of them: {shown.uncounted_text(found.uncounted_again)}" if found.uncounted_again else ""
-        parts.append(f"uncounted in the forward: {shown.uncounted_text(found.uncounted)}{again}")
-    return "\n\n".join(filter(None, (*parts, plan_times_text(found.plan), *found.notes)))
+        notes.append(f"uncounted in the forward: {shown.uncounted_text(found.uncounted)}{again}")
+    return rows, [*filter(None, (*notes, plan_times_text(found.plan), *found.notes))]
 
 
 def _again(scenario: breakdown.Scenario, forward_flops: int) -> str:
