@@ -90,6 +90,18 @@ def mixtral() -> policylang.TracedStep:
     return _language_model(lambda: _hugging_face("MixtralConfig", "MixtralForCausalLM", **settings), 1, 4096)
 
 
+def deepseek_v3() -> policylang.TracedStep:
+    """Four layers of DeepSeek-V3 with experts, of one of 64 ranks that share out the 256 experts of a layer: a stage of
+    a pipeline, one microbatch of 4,096 tokens, bfloat16."""
+    from examples.experts import Stage
+
+    _mesh()
+    group = _expert_ranks()
+    with FakeTensorMode(), _bfloat16():
+        model, x = Stage(4, group), torch.zeros(1, 4096, 7168)
+        return _traced(model, lambda model, x: model(x).float().square().mean(), x)
+
+
 def gpt2() -> policylang.TracedStep:
     """GPT-2, 124M: 12 blocks with dropout, 8 sequences of 1,024 tokens, bfloat16."""
     return _language_model(lambda: _hugging_face("GPT2Config", "GPT2LMHeadModel", use_cache=False), 8, 1024)
@@ -228,6 +240,11 @@ def _mesh() -> DeviceMesh:
     return sharded_llama.make_mesh("cpu", 16, 8)
 
 
+@cache
+def _expert_ranks() -> dist.ProcessGroup:
+    return dist.new_group([*range(64)])
+
+
 def _sharded(tensor_parallel: bool, layers: int = 8, length: int = 8192, ranks: int = 0) -> policylang.TracedStep:
     """What one of the ranks runs: of all, or of the first ``ranks``."""
     from attrs import evolve
@@ -292,6 +309,7 @@ MODELS: dict[str, Callable[[], policylang.TracedStep | nn.Module]] = {
         llama3_8b,
         long_context,
         mixtral,
+        deepseek_v3,
         gpt2,
         vit,
         resnet50,

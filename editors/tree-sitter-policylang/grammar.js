@@ -37,7 +37,7 @@ module.exports = grammar({
     _end: $ => choice($._newline, ';'),
 
     statement: $ => choice(
-      $.policy, $.requires, $.include, $.device, $.let, $.blocks, $.undecided, $.expect, $.schedule,
+      $.policy, $.requires, $.include, $.device, $.let, $.blocks, $.undecided, $.expect, $.schedule, $.balance,
       seq(repeat($.modifier), choice($.rule, $.fuse, $.collapse, $.chunk, $.bucket, $.prefetch, $.delay, $.overlap, $.keep_order)),
     ),
     modifier: _ => choice('optional', 'override'),
@@ -55,6 +55,7 @@ module.exports = grammar({
       'schedule', field('name', choice($.identifier, $.path)), 'into', $.integer, $._stage, 'of', $.integer,
       choice('microbatches', 'microbatch'),
     ),
+    balance: $ => seq('balance', optional(seq('up', 'to')), $.quantity),
     fuse: $ => seq('fuse', $.identifier, 'chains', optional(seq('over', commaSeparated($.dimension)))),
     dimension: $ => $.identifier,
     collapse: _ => seq('collapse', 'round_trips'),
@@ -130,7 +131,7 @@ module.exports = grammar({
       $.parenthesized,
     ),
     // Words that open a statement, and are names wherever a name can stand.
-    _soft: $ => choice(...['device', 'bucket', 'prefetch', 'delay', 'overlap', 'keep', 'chunk', 'schedule'].map(word => alias(word, $.identifier))),
+    _soft: $ => choice(...['device', 'bucket', 'prefetch', 'delay', 'overlap', 'keep', 'chunk', 'schedule', 'balance'].map(word => alias(word, $.identifier))),
     parenthesized: $ => seq('(', $._selector, ')'),
 
     _filter: $ => choice($.place, $.where, $.chain_of, $.per, $.from),

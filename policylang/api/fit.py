@@ -204,6 +204,7 @@ def _tuned(cluster: Cluster, facts: Facts, graph: str) -> TunedPolicy:
         reserve=cluster.reserve,
         named=cluster.named,
         also=Allowed(),
+        balance=None,
         path=cluster.path,
         table=False,
     )

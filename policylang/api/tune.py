@@ -8,18 +8,21 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
-from policylang.api.load import DeviceLike, device_of
+from policylang.api.load import DeviceLike, device_of, parse
 from policylang.api.planned_graphs import read_any, read_pipeline, with_order
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts, uncounted_operators
+from policylang.graph.loads import under_load
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, read_device
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.resources import devices_folder
 from policylang.language.shown import format_quantity
-from policylang.language.syntax import Pipeline
+from policylang.language.syntax import Balance, Pipeline
 from policylang.planning.capabilities import PLANNED, Capabilities, PathName, capabilities_for
-from policylang.planning.liveness import saved_and_recomputed
+from policylang.planning.expectations import BY_DATA
+from policylang.planning.liveness import counted_by_data, saved_and_recomputed
+from policylang.planning.statement_errors import loads_untold
 from policylang.simulation.node_times import NodeTimes, lacking, node_times
 from policylang.tuning import budgets
 from policylang.tuning.evaluation import Allowed, Besides, Budget, Evaluation, Infeasible, Tuned
@@ -46,6 +49,7 @@ def tune(
     chunk: bool = True,
     order: bool = True,
     lossy: bool = False,
+    balance: str | None = None,
     path: PathName | None = None,
     table: bool = False,
     schedule: str | None = None,
@@ -67,6 +71,7 @@ def tune(
         chunk: whether the loss and the modules of blocks may be cut into slices, whose sums round otherwise.
         order: whether collectives may be merged, and start earlier than they were traced.
         lossy: whether values may also be kept in a narrower type.
+        balance: how evenly tokens are routed to experts, as in a policy's ``balance`` line: ``"1.0"``, ``"up to 2.0"``.
         path: what will carry the policy out, as for :func:`policylang.check`.
         table: whether ``TunedPolicy.table`` is to cover the whole range of memory, which takes longer.
         schedule: of ``torch.distributed.pipelining``, such as ``"1f1b"``, where the model is trained in stages; then
@@ -99,6 +104,7 @@ def tune(
         reserve=reserve,
         named=None if isinstance(device, DeviceProfile) else os.fspath(device),
         also=Allowed(offload, chunk, order, lossy),
+        balance=balance,
         path=path,
         table=table,
         pipeline=None if pipeline is None else read_or_raise(pipeline),
@@ -116,6 +122,7 @@ def tuned_policy(
     named: str | None,
     folder: Path = Path(),
     also: Allowed,
+    balance: str | None,
     path: PathName | None,
     table: bool,
     progress: Callable[[str], None] | None = None,
@@ -133,6 +140,9 @@ def tuned_policy(
         reserve=read_or_raise(budgets.read_reserve(reserve)),
     )
     capabilities = capabilities_for(facts.kind, path)
+    identity, load = fingerprint(facts), _stated_load(balance)
+    if load is not None:
+        facts = under_load(facts, load.factor, load.is_limit)
     called = f"`{graph}`" if graph else "the graph"
     times = node_times(facts, device)
     if pipeline is not None:
@@ -154,16 +164,21 @@ def tuned_policy(
     within = Budget("peak", inf) if budget is None else budget
     device_named = _in_a_policy(device, named, folder)
     line = f"device {device_named}\n" if device_named else ""
+    loads = [*loads_untold(load, facts)]
+    if load is None and (by_data := counted_by_data(facts, facts.forward)):
+        message, help = f"the peak counts {by_data}", "state a load: `--balance 'up to 2.0'`, or `balance=`"
+        loads.append(diagnose(BY_DATA, message, help=help))
     state = optimizer.strip().lower() if isinstance(optimizer, str) else ""
     subject = TuningSubject(
         graph=graph,
         kind=facts.kind.value,
         nodes=len(facts),
-        fingerprint=fingerprint(facts),
+        fingerprint=identity,
         device=times.device.name,
         device_named=device_named,
         optimizer=state if state in budgets.STATES else "",
         path=path or "",
+        balance="" if load is None else load.span.text,
         priced_by_bytes=times.uncounted,
     )
     found: Tuned | Infeasible | Diagnostic
@@ -176,8 +191,8 @@ def tuned_policy(
     if isinstance(found, Infeasible):
         found = budgets.infeasible(found, facts, times, capabilities)
     if isinstance(found, Diagnostic):
-        raise PolicyMatchError([found])
-    notes = [budgets.without_blocks(facts, called)]
+        raise PolicyMatchError([found, *loads])
+    notes = [budgets.without_blocks(facts, called), *loads]
     shown = found.table if budget is None else (found.chosen,)
     if also.offload and any(each.recompute for each in shown) and not any(each.offloaded for each in shown):
         where = "on the trade-off" if budget is None else "the best within the budget"
@@ -193,6 +208,15 @@ def tuned_policy(
     timed = found.stages is None and _counts(found, facts, times, capabilities)
     text = tuned_text(found, subject, timed=timed)
     return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
+
+
+def _stated_load(balance: str | None) -> Balance | None:
+    if balance is None:
+        return None
+    try:
+        return parse(f"balance {balance}\nundecided -> save\n", name="--balance").balance
+    except PolicyError as error:
+        raise PolicyMeaningError(error.diagnostics) from None
 
 
 def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> bool:

@@ -56,6 +56,8 @@ def tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-chunk", dest="chunk", action="store_false", help=help)
     parser.add_argument("--no-order", dest="order", action="store_false", help="leave collectives as they were traced")
     parser.add_argument("--lossy", action="store_true", help="let values be kept in a narrower type as well")
+    help = "how evenly tokens are routed to experts: '1.0', or 'up to 2.0' for at most twice an expert's share"
+    parser.add_argument("--balance", metavar="LOAD", help=help)
     parser.add_argument("--table", action="store_true", help="print the whole trade-off, one policy per row")
     add_pipeline(parser)
     add_options(parser, "--path", "--no-project", "--import")
@@ -121,6 +123,7 @@ def tune(options: argparse.Namespace) -> Exit:
                 named=options.device,
                 folder=Path(options.output).parent if options.output else Path(),
                 also=Allowed(options.offload, options.chunk, options.order, options.lossy),
+                balance=options.balance,
                 path=options.path,
                 table=options.table,
                 progress=progress,

@@ -373,7 +373,7 @@ def statement_article(state: State, statement: Statement) -> Article:
         case syntax.ExpectTotal() | syntax.ExpectCount() | syntax.ExpectFate() | syntax.ExpectLossless():
             outcome = None if graph is None else outcome_of(graph, statement)
             return Article() if outcome is None else _expectation(statement, outcome)
-        case syntax.Let() | syntax.Blocks() | syntax.PrefetchOffloaded() | syntax.Pipeline():
+        case syntax.Let() | syntax.Blocks() | syntax.PrefetchOffloaded() | syntax.Pipeline() | syntax.Balance():
             return Article()
         case _:
             assert_never(statement)
@@ -444,6 +444,8 @@ def statement_hint(state: State, graph: GraphState, statement: Statement) -> str
             outcome = outcome_of(graph, statement)
             return "" if outcome is None else expectation_hint(statement, outcome)
         case syntax.PolicyName() | syntax.Requires() | syntax.Device() | syntax.PrefetchOffloaded() | syntax.Pipeline():
+            return ""
+        case syntax.Balance():
             return ""
         case _:
             assert_never(statement)

@@ -45,6 +45,8 @@ class Value(NamedTuple):
     symbolic: bool = False
     by_data: tuple[int, ...] = ()
     """:attr:`Facts.data_sizes`."""
+    terms: tuple[Any, ...] = ()
+    """:attr:`Facts.data_terms`."""
 
 
 NOTHING, SYMBOL = Value(), Value(symbolic=True)
@@ -62,11 +64,11 @@ class _Measurements:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return SYMBOL
+            return _symbol(value)
         if isinstance(value, (tuple, list)):
             parts = [self.measure(part) for part in value]
             size, numel = sum(part.bytes for part in parts), sum(part.numel for part in parts)
-            total = NOTHING._replace(bytes=size, numel=numel, by_data=_of_all(parts))
+            total = NOTHING._replace(bytes=size, numel=numel, by_data=_of_all(parts), terms=_terms_of_all(parts))
             return self._measured.setdefault(total, total)
         return NOTHING
 
@@ -77,8 +79,9 @@ class _Measurements:
             known = self._tensors.get((size, stride, dtype, device))
         except TypeError:  # symbolic sizes have no hash
             found = self._describe(tuple(graphs.hint(length) for length in size), None, dtype, device)
-            by_data = _by_data(size, dtype.itemsize) if graphs.has_data_symbol(tensor) else found.by_data
-            return found._replace(by_data=by_data)
+            if not graphs.has_data_symbol(tensor):
+                return found
+            return found._replace(by_data=_by_data(size, dtype.itemsize), terms=_terms(size, dtype.itemsize))
         if known is None:
             known = self._describe(tuple(size), stride, dtype, device)
             self._tensors[size, stride, dtype, device] = known
@@ -100,6 +103,40 @@ def _by_data(size: torch.Size, itemsize: int) -> tuple[int, int, int]:
     highest = [most for _, most in ranges if most is not None]
     most = itemsize * prod(highest) if len(highest) == len(ranges) else NO_LIMIT
     return counted, itemsize * prod(least for least, _ in ranges), most
+
+
+def _symbol(value: Any) -> Value:
+    found = graphs.data_terms(value) if graphs.has_data_symbol(value) else None
+    if found is None or found[0] or [*found[1].values()] != [1]:
+        return SYMBOL
+    return SYMBOL._replace(terms=(-1, 0, tuple(found[1].items())))
+
+
+_NO_SUM: tuple[Any, ...] = (-1, 0, ())
+
+
+def _terms(size: torch.Size, itemsize: int) -> tuple[Any, ...]:
+    """:attr:`Facts.data_terms` of a tensor."""
+    dims = [dim for dim, length in enumerate(size) if graphs.has_data_symbol(length)]
+    found = graphs.data_terms(size[dims[0]]) if len(dims) == 1 else None
+    if found is None:
+        return _NO_SUM
+    each = itemsize * prod(graphs.hint(length) for dim, length in enumerate(size) if dim != dims[0])
+    return dims[0], each * found[0], tuple((symbol, each * times) for symbol, times in found[1].items())
+
+
+def _terms_of_all(parts: Sequence[Value]) -> tuple[Any, ...]:
+    if not any(part.by_data for part in parts):
+        return ()
+    if any(part.by_data and not part.terms[2] for part in parts):
+        return _NO_SUM
+    constant, total = 0, dict[str, int]()
+    for part in parts:
+        _, more, terms = part.terms if part.by_data else (-1, part.bytes, ())
+        constant += more
+        for symbol, times in terms:
+            total[symbol] = total.get(symbol, 0) + times
+    return -1, constant, tuple(total.items())
 
 
 def _of_all(parts: Sequence[Value]) -> tuple[int, ...]:
@@ -299,6 +336,7 @@ class _Collector:
             annotations=[marks.annotated(node.meta) for node in nodes],
             uncounted=[work.uncounted for work in works],
             data_sizes=[value.by_data for value in values] if any(value.by_data for value in values) else (),
+            data_terms=[value.terms for value in values] if any(value.terms for value in values) else (),
         )
         lost = self._flag_saved(flags, facts)
         return evolve(facts, lost_records=lost) if lost else facts

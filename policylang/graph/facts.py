@@ -343,6 +343,13 @@ _is_ranks = _tuple_of(_is_amount, most=1 << 20)
 _is_data_sizes = _is(
     tuple, lambda value: len(value) in (0, 3) and all(_is_whole(each) and each >= -1 for each in value)
 )
+_is_parts = _tuple_of(_is(tuple, lambda part: len(part) == 2 and _is_text(part[0]) and _is_whole(part[1])))
+_is_data_terms = _is(
+    tuple,
+    lambda value: (
+        not value or (len(value) == 3 and all(map(_is_whole, value[:2])) and value[0] >= -1 and _is_parts(value[2]))
+    ),
+)
 _is_group = _record(Group, name=_is_text, ranks=_is_ranks, size=_is_whole, dim=_or_none(_is_text))
 _is_groups = _is(dict, lambda groups: all(_is_text(name) and _is_group(group) for name, group in groups.items()))
 _is_mesh = _record(
@@ -384,7 +391,7 @@ class Facts:
     """The bits of :class:`Flag` that hold of a node."""
     bytes: Annotated[Sequence[int], Column(_is_amount, blank=0)]
     """The size of all the tensors a node returns; symbolic sizes count with their hint, those that come from data with
-    theirs or with the most that they can be, where that is less."""
+    theirs or with the most that they can be, where that is less. Under a stated load see ``graph/loads.py``."""
     numel: Annotated[Sequence[int], Column(_is_amount, blank=0)]
     """The number of elements of all the tensors a node returns."""
     shapes: Annotated[Sequence[tuple[int, ...] | None], Column(_or_none(_is_sizes))]
@@ -429,6 +436,11 @@ class Facts:
     data_sizes: Annotated[Sequence[tuple[int, ...]], Column(_is_data_sizes, blank=(), later=True)] = ()
     """For a node some of whose sizes come from data (``nonzero``, ``item``): the number that the largest of them counts
     as, and the least and the most bytes that it can have, -1 where there is no limit. Empty where no node has any."""
+    data_terms: Annotated[Sequence[tuple[Any, ...]], Column(_is_data_terms, blank=(), later=True)] = ()
+    """The bytes of such a node as a sum: the dimension that comes from data (-1 of none or several), the bytes that do
+    not, and pairs of a symbol (``u0``) and the bytes for each one of it; no pairs where it is no such sum. For a
+    symbolic size that is one symbol, that symbol: the first node with it is the one that makes it. Empty where a load
+    has been stated that tells the size."""
 
     def __len__(self) -> int:
         return len(self.names)

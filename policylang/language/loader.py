@@ -259,7 +259,9 @@ class _Resolver:
                 self._device(statement, placed)
             case syntax.Let():
                 self.names.define(statement, placed.bundled)
-            case syntax.Blocks() | syntax.Undecided() | syntax.PrefetchOffloaded() | syntax.Pipeline():
+            case (
+                syntax.Blocks() | syntax.Undecided() | syntax.PrefetchOffloaded() | syntax.Pipeline() | syntax.Balance()
+            ):
                 self._only_once(statement, placed.depth)
             case syntax.Rule():
                 rule = evolve(statement, selector=self.names.resolve(statement.selector))
@@ -336,6 +338,7 @@ class _Resolver:
         undecided: Any = self.once.get(syntax.Undecided)
         ahead: Any = self.once.get(syntax.PrefetchOffloaded)
         pipeline: Any = self.once.get(syntax.Pipeline)
+        balance: Any = self.once.get(syntax.Balance)
         rules, rewrites, expectations = tuple(self.rules), tuple(self.rewrites), tuple(self.expectations)
         name = (PurePath(self.source.name.strip("<>")).stem or "policy") if name is None else name.name
         includes: dict[str, Span] = {}
@@ -347,6 +350,7 @@ class _Resolver:
             scheduling=tuple(self.scheduling),
             prefetch_offloaded=ahead,
             pipeline=pipeline,
+            balance=balance,
             includes=includes,
         )
         decides = bool(rules or rewrites or self.scheduling or expectations or undecided)

@@ -209,6 +209,28 @@ class PipelineKind(StatementKind):
         return f"schedule {pipeline.schedule} into {stages} of {number} microbatches{stage}"
 
 
+class BalanceKind(StatementKind):
+    made, rule, opener = syntax.Balance, "balance", "balance"
+    missing = (("", "", "a multiple of an even share", "such as `1.0`, or `up to 2.0`"),)
+
+    def build(self, span: Span, word: Lexeme, *rest: Any) -> syntax.Balance:
+        share: syntax.Quantity = rest[-1]
+        if share.dimension != "number":
+            help = "write a number, such as `2.0` for twice the share"
+            word.report("APL116", f"`{share.span.one_line}` is no multiple of a share", share.span, help=help)
+        return syntax.Balance(share.value, len(rest) == 2, span=span)
+
+    def check(self, balance: syntax.Balance) -> Iterator[Diagnostic]:
+        if not balance.factor or (balance.is_limit and balance.factor < 1):
+            message = "the expert that receives the most receives at least its share"
+            if not balance.is_limit:
+                message = "an expert receives some multiple of its share that is above 0"
+            yield diagnose("APL205", message, balance.span, help="write `balance 1.0` for an even load")
+
+    def text(self, balance: syntax.Balance) -> str:
+        return f"balance {'up to ' if balance.is_limit else ''}{balance.factor}"
+
+
 # --- rules -----------------------------------------------------------------------------------------------------
 
 
@@ -738,7 +760,7 @@ def format_policy(policy: syntax.Policy) -> str:
         lines.append(f"device {name}" if plain else 'device "' + re.sub(r'["\n]', " ", name) + '"')
         lines += [f"# {key}: {json.dumps(each)}" for key, each in json.loads(policy.device.canonical).items()]
     lines += [] if policy.undecided is None else [format_statement(policy.undecided)]
-    ahead = tuple(each for each in (policy.prefetch_offloaded, policy.pipeline) if each is not None)
+    ahead = tuple(each for each in (policy.prefetch_offloaded, policy.pipeline, policy.balance) if each is not None)
     rest = (*lets, *policy.rules, *policy.rewrites, *policy.scheduling, *ahead, *policy.expectations)
     return "\n".join((*lines, *map(format_statement, rest))) + "\n"
 

@@ -381,6 +381,16 @@ class Pipeline(_Spanned):
         return bool(self.order) or self.stage is not None
 
 
+@frozen
+class Balance(_Spanned):
+    """``balance 1.0``, ``balance up to 2.0``: how many of the tokens of each rank an expert, or a rank with experts,
+    receives, as a multiple of its even share."""
+
+    factor: float
+    is_limit: bool = False
+    """True if each receives at most so many; otherwise the rank that is planned receives exactly so many."""
+
+
 NARROW_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 """The types that values can be narrowed to, and the bytes of an element. Those of one byte need a scale a row."""
 
@@ -613,7 +623,7 @@ Selecting = Let | Rule | Bucket | Scheduling | ExpectCount | ExpectFate
 """A statement that has a selector."""
 Statement = (
     PolicyName | Requires | Include | Device | Let | Blocks | Rule | Undecided | Rewriting | Scheduling
-    | PrefetchOffloaded | Pipeline | Expectation
+    | PrefetchOffloaded | Pipeline | Balance | Expectation
 )  # fmt: skip
 
 
@@ -644,6 +654,8 @@ class Policy:
     """When copies back from the host start, where the policy says it."""
     pipeline: Pipeline | None = None
     """The pipeline that the model runs in, where the policy says it."""
+    balance: Balance | None = None
+    """How evenly tokens are routed to experts, where the policy says it."""
     canonical: str = field(default="", repr=False)
     """The resolved text in canonical form: what the digest and the caches are keyed by."""
     includes: Mapping[str, Span] = field(factory=dict, eq=False, repr=False)

@@ -372,7 +372,7 @@ def incomplete_figures(
         if isinstance(each, syntax.ExpectTotal) and asks:
             yield from _uncounted(each, facts, _counted_rows(each, facts, needs))
     for each in expectations if facts.data_sizes else ():
-        rows = _by_hint(each, facts, needs)
+        rows = [row for row in _by_hint(each, facts, needs) if len({*facts.data_sizes[row][1:]}) == 2]
         at_most = all(facts.bytes[row] == facts.data_sizes[row][2] for row in rows)
         if isinstance(each, syntax.ExpectTotal) and rows and not (at_most and each.op in ("<", "<=")):
             counts = figure_by_data(each, facts, needs)

@@ -284,9 +284,14 @@ def counted_by_data(facts: Facts, rows: Iterable[int], *, added_up: bool = True)
     found = sized_by_data(facts, rows)
     if not found:
         return ""
+    told = [row for row in found if facts.data_terms and not facts.data_terms[row]]
+    if told and (len(told) == len(found) or not added_up):
+        return _counted_by_load(facts, told, added_up=added_up)
     hints = sorted({facts.data_sizes[row][0] for row in found})
     rows_each = f"{hints[0]:,}" if len(hints) == 1 else f"{hints[0]:,} to {hints[-1]:,}"
     text = f"{counted(len(found), 'value')} by a hint of {rows_each} rows, since their sizes come from data"
+    if facts.data_terms and not told:
+        text += " and no load is stated (`balance up to 2.0`)"
     if not added_up:
         return text
     counts = format_quantity(sum(facts.bytes[row] for row in found), "bytes")
@@ -294,6 +299,14 @@ def counted_by_data(facts: Facts, rows: Iterable[int], *, added_up: bool = True)
     upper = [facts.data_sizes[row][2] for row in found]
     most = f"to {format_quantity(sum(upper), 'bytes')}" if min(upper) >= 0 else "without a known limit"
     return f"{text}: {counts}, which may be from {least} {most}"
+
+
+def _counted_by_load(facts: Facts, rows: Sequence[int], *, added_up: bool) -> str:
+    text = f"{counted(len(rows), 'value')} as on the rank that receives the most tokens"
+    if not added_up:
+        return text
+    most, least = (format_quantity(sum(facts.data_sizes[row][at] for row in rows), "bytes") for at in (2, 1))
+    return f"{text}: {most}" + (f", and {least} where the fewest are received" if least != most else "")
 
 
 def sized_by_data(facts: Facts, rows: Iterable[int]) -> list[int]:

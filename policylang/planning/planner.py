@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from policylang.graph.facts import Facts, Flag
+from policylang.graph.loads import under_load
 from policylang.language.cancellation import check_cancelled, collector_paused
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import heeded
@@ -21,7 +22,7 @@ from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.pipelines import received, stage_errors
 from policylang.planning.plan import Plan, plan_digest, schedule_of
 from policylang.planning.selection.selectors import selections_for
-from policylang.planning.statement_errors import StatementErrors, named_alone, time_errors, unanswerable
+from policylang.planning.statement_errors import StatementErrors, loads_untold, named_alone, time_errors, unanswerable
 from policylang.planning.value_outcome import KEPT, Default, by_rule, moves
 from policylang.simulation.node_times import node_times
 
@@ -45,6 +46,8 @@ def plan(
     asked for their rewrites. ``aside``: the weights that FSDP gathers outside the graph, where rules about gathers have
     nothing to match. ``device`` overrides the policy's device.
     """
+    if policy.balance is not None:
+        facts = under_load(facts, policy.balance.factor, policy.balance.is_limit)
     before = facts
     edits, facts = plan_edits(policy, before, capabilities, ranks)
     alone = place is not None and place.blocks is not None
@@ -125,6 +128,7 @@ def plan(
         *stage_errors(policy, selections, is_stage=place is not None),
         *errors.no_blocks(rules),
         *unanswerable(policy, facts),
+        *loads_untold(policy.balance if place is None else None, facts),
         *time_errors(policy, times, asked_for=device is not None, copies=bool(needs.offloaded)),
         *errors.shares(),
         *errors.of_rules(rules, by_fsdp.rules, around),

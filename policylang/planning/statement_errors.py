@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import LATER_COLUMNS, Facts, InputKind
+from policylang.graph.loads import makers_of, untold
 from policylang.graph.traced_device import OTHER_KERNELS
 from policylang.language import syntax
 from policylang.language.devices.reading import bundled_devices
@@ -46,7 +47,7 @@ from policylang.planning.selection import no_match
 from policylang.planning.selection.selectors import Selections, column_of, operator_matcher, selections_for
 from policylang.simulation.node_times import NodeTimes, lacking
 
-OLDER, SHARE_OF_NONE, NO_DEVICE = "APL358", "APL369", "APL370"
+OLDER, SHARE_OF_NONE, NO_DEVICE, LOAD = "APL358", "APL369", "APL370", "APL660"
 _MOST_NAMES = 8
 
 
@@ -118,6 +119,26 @@ def unanswerable(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:
             f"{column_of(test)} of its nodes"
         )
         yield diagnose(OLDER, message, test.span, help="write the snapshot again with this policylang")
+
+
+def loads_untold(balance: syntax.Balance | None, facts: Facts) -> Iterator[Diagnostic]:
+    """A warning for a stated load that tells none of the sizes of a graph, or not all."""
+    if balance is None:
+        return
+    line, rows = f"`{balance.span.one_line}`", untold(facts)
+    if not any(facts.data_sizes):
+        message, help = f"{line} changes nothing: no size of this graph comes from data", "leave it out for this model"
+        yield diagnose(LOAD, message, balance.span, help=help)
+    elif len(facts.data_terms) != len(facts):
+        message = f"{line} changes nothing: these facts do not say which node makes a size that comes from data"
+        yield diagnose(LOAD, message, balance.span, help="make the snapshot again with this policylang")
+    elif rows:
+        makers = makers_of(facts, rows)
+        places = [f"{facts.names[row]} ({facts.targets[row]}) in {facts.modules[row] or 'no module'}" for row in makers]
+        values, sizes = counted(len(rows), "value"), counted(len(makers), "node")
+        message = f"{line} does not tell the size of {values}: {sizes} make them, and count no tokens that are routed"
+        help = "they count by a hint: expect what becomes of these values, no figure"
+        yield diagnose(LOAD, message, balance.span, help=help, details=first_lines(places, _MOST_NAMES))
 
 
 def named_alone(policy: Policy, facts: Facts) -> Iterator[Diagnostic]:

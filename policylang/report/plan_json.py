@@ -116,6 +116,9 @@ def plan_json(
 
     ``rewrites``: the worth of each ``fuse`` and ``collapse`` line that rewrites something; empty in a summary.
 
+    ``saved_range``: the least and the most bytes saved, where data decide how many; null where they do not, and for a
+    most without a limit.
+
     ``host_memory``: the bytes of the pool of pinned memory; ``copies``: what each line copies to the host and back.
 
     ``stages``: what each stage of a ``pipeline`` takes, all microbatches of its schedule together; both null without.
@@ -134,6 +137,7 @@ def plan_json(
         "seconds_per_gib": found.seconds_per_gib,
         "uncounted_operators": found.uncounted,
         "notes": found.notes,
+        "saved_range": found.saved_range,
         "with": {**_scenario(found.under), "uncounted_operators": found.uncounted_again},
         "without": _scenario(found.without),
         "rewrites": [_rewrite(plan, each) for each in edits],

@@ -160,6 +160,31 @@ def has_data_symbol(value: Any) -> bool:
     return isinstance(value, torch.Tensor | torch.SymInt) and bool(free_unbacked_symbols(value))
 
 
+def data_terms(length: int | torch.SymInt) -> tuple[int, dict[str, int]] | None:
+    """A size as a number and a sum of whole multiples of the symbols for data in it; None where it is no such sum."""
+    if isinstance(length, int):
+        return length, {}
+    expr = length.node.expr
+    env = length.node.shape_env
+    hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val  # its name up to torch 2.11
+    known = {symbol: hints[symbol] for symbol in expr.free_symbols if not _is_data(symbol)}
+    constant, terms = 0, dict[str, int]()
+    for symbol, times in expr.xreplace(known).as_coefficients_dict().items():
+        if not times.is_Integer or not (symbol.is_Integer or symbol.is_Symbol):
+            return None
+        if symbol.is_Symbol:
+            terms[str(symbol)] = int(times)
+        else:
+            constant += int(times) * int(symbol)
+    return constant, terms
+
+
+def _is_data(symbol: Any) -> bool:
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
+
+
 def outside_of_modes() -> AbstractContextManager[Any]:
     """Within, no mode of a trace is active; fake tensors still use theirs. A graph may be changed while the
     ``FakeTensorMode`` of another trace is on, and torch mixes no two."""

@@ -125,6 +125,8 @@ class TuningSubject:
     """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
     path: str = ""
     """The path that the policy is for, if given."""
+    balance: str = ""
+    """The line with the load of the experts, if stated."""
     priced_by_bytes: Mapping[str, int] = field(factory=dict)
     """The operators that no FLOP formula counts, and how many calls: their times are those of moving their bytes."""
 
@@ -160,7 +162,9 @@ def tuned_text(tuned: Tuned, subject: TuningSubject, *, timed: bool = True) -> s
     if tuned.stages is not None:
         return _staged_text(tuned.stages, tuned, subject)
     promises = _promises(tuned, subject, timed=timed and bool(subject.device_named))
-    return _canonical("\n".join([*_comment(tuned, subject), "", tuned.chosen.rules.strip("\n"), "", *promises]) + "\n")
+    load = [subject.balance] if subject.balance else []
+    rules = (*_comment(tuned, subject), "", *load, tuned.chosen.rules.strip("\n"), "", *promises)
+    return _canonical("\n".join(rules) + "\n")
 
 
 def _canonical(text: str) -> str:
@@ -194,8 +198,9 @@ def _staged_text(found: TunedStages, tuned: Tuned, subject: TuningSubject) -> st
     ]
     peak = max(each.peak for each in found.figures.stages)
     promise = f"expect peak <= {at_most(max(limit - max(found.state), peak), peak)} per stage"
+    load = [subject.balance] if subject.balance else []
     schedule = f"schedule {said.schedule} into {said.stages} stages of {said.microbatches} microbatches"
-    parts = [*map(_commented, lines), "", schedule, "", found.rules.strip("\n"), "", promise]
+    parts = [*map(_commented, lines), "", schedule, *load, "", found.rules.strip("\n"), "", promise]
     return _canonical("\n".join(parts) + "\n")
 
 

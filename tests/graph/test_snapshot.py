@@ -91,6 +91,7 @@ def everything_said() -> Facts:
         "annotations": [(), ("ap_must_save",), ("a", "b"), ()],
         "uncounted": ["", "mylib.fused_mlp.default", "", ""],
         "data_sizes": [(), (96, 0, 3072), (7, 12, -1), ()],
+        "data_terms": [(), (0, 32, (("u0", 8), ("u1", -8))), (-1, 0, ()), ()],
     }
     assert all(len(column) == rows for column in own.values())
     return attrs.evolve(

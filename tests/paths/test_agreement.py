@@ -45,6 +45,7 @@ FOR_OTHER_MODELS = {
     "fsdp_reshard_always": "sharded ones",
     "fsdp_reshard_never": "sharded ones",
     "fsdp_tp_overlap": "sharded ones",
+    "moe": "policies below whose rules it is included",
     "replay": "graphs that were partitioned before",
     "torchtitan_default": "TorchTitan's own, whose blocks are at the top",
     "torchtitan_eager": "TorchTitan's own, whose blocks are at the top",

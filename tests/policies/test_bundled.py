@@ -165,7 +165,7 @@ QUICK = {(policy, "llama") for policy in FOR_TRANSFORMERS} | {
 def test_the_library_is_what_the_documents_say():
     fsdp = "fsdp fsdp_overlap fsdp_reshard_always fsdp_reshard_never fsdp_tp_overlap"
     torchtitan = "torchtitan_default torchtitan_eager torchtitan_full torchtitan_graph_full torchtitan_op_sac"
-    others = "every_2nd_layer llama3_sac memory_staged prelude replay save_all"
+    others = "every_2nd_layer llama3_sac memory_staged moe prelude replay save_all"
     assert sorted(f"{fsdp} {torchtitan} {others}".split()) == POLICIES
 
 

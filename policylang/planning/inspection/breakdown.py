@@ -17,12 +17,12 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.facts import Facts, InputKind, Phase, Schedule, StepKind, uncounted_operators
 from policylang.language.cancellation import check_cancelled
-from policylang.language.shown import folded_names
+from policylang.language.shown import folded_names, format_quantity
 from policylang.operators.names import GETITEM
 from policylang.planning import value_outcome
 from policylang.planning.inspection.communication import Communication, communication
 from policylang.planning.inspection.worth import SAVED, a_gib, as_counted, time_difference, time_of_step
-from policylang.planning.liveness import BackwardCost, counted_by_data, saved_and_recomputed
+from policylang.planning.liveness import BackwardCost, counted_by_data, saved_and_recomputed, sized_by_data
 from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.value_outcome import KEPT, LEFT_TO_MIN_CUT, RECOMPUTED, Decision, Held, Outcome
@@ -155,7 +155,26 @@ class Breakdown:
         by_data = counted_by_data(plan.facts, saved)
         others = by_data or counted_by_data(plan.facts, plan.facts.forward, added_up=False)
         said = others and f"{'saved' if by_data else 'the peak'} counts {others}"
-        return (*((_AS_IN_THE_GRAPH,) if plan.checkpoints is not None else ()), *((said,) if said else ()))
+        own = (_AS_IN_THE_GRAPH,) if plan.checkpoints is not None else ()
+        if others and plan.policy.balance is not None and (found := self.saved_range) is not None:
+            least, most = (None if each is None else format_quantity(each, "bytes") for each in found)
+            size = most if least == most else f"{least} to {most or 'any number of bytes'}"
+            by_load = f"saved is {size}, by the tokens that a rank receives"
+            own = (*own, f"{by_load}; the peak is of the rank that receives the most")
+        return (*own, *((said,) if said else ()))
+
+    @property
+    def saved_range(self) -> tuple[int, int | None] | None:
+        """The least and the most bytes that are saved, the latter None without a known limit; None where no size of
+        what is saved comes from data."""
+        facts, total = self.plan.facts, self.under.amounts.saved_bytes
+        rows = [row for row, outcome in enumerate(self.outcomes) if outcome is not None and outcome.on_device]
+        if not (found := sized_by_data(facts, rows)):
+            return None
+        _, least, most = (sum(column) for column in zip(*(facts.data_sizes[row] for row in found), strict=True))
+        counted = sum(facts.bytes[row] for row in found)
+        limited = all(facts.data_sizes[row][2] >= 0 for row in found)
+        return max(0, total - counted + least), total - counted + most if limited else None
 
 
 def breakdown(plan: Plan) -> Breakdown:

@@ -10,7 +10,7 @@
 (modifier) @keyword.storage.modifier
 
 [
-  "policy" "requires" "include" "device" "let" "blocks" "undecided" "expect" "fuse" "chains" "over" "collapse" "round_trips" "chunk" "loss" "into" "tokens" "bucket" "prefetch" "ahead" "delay" "overlap" "keep" "order" "flight" "within" "peak" "up" "to" "rank" "as" "row" "saved" "recomputed" "offloaded" "exactly" "at" "least" "most" "no" "lossless" "everything" "first" "last" "every" "half" "of" "chain" "after" "before" "through" "in" "outside" "where" "per" "from" "block" "graph" "cut" "is" "schedule" "stages" "microbatches" "stage"
+  "policy" "requires" "include" "device" "let" "blocks" "undecided" "expect" "fuse" "chains" "over" "collapse" "round_trips" "chunk" "loss" "into" "tokens" "bucket" "prefetch" "ahead" "delay" "overlap" "keep" "order" "flight" "within" "peak" "up" "to" "rank" "as" "row" "saved" "recomputed" "offloaded" "exactly" "at" "least" "most" "no" "lossless" "everything" "first" "last" "every" "half" "of" "chain" "after" "before" "through" "in" "outside" "where" "per" "from" "block" "graph" "cut" "is" "schedule" "stages" "microbatches" "stage" "balance"
 ] @keyword
 
 (step ["users" "inputs"] @keyword)
