@@ -30,16 +30,18 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
     add_form(parser, *RENDERERS)
     help = "fail on warnings too, or on a line that narrows values or splits sums; may be repeated"
     parser.add_argument("--deny", choices=("warnings", "lossy"), action="append", default=[], help=help)
+    help = "look operators up in the installed torch as well, custom operators included (slower: imports it)"
+    parser.add_argument("--torch", action="store_true", help=help)
 
 
 def check(options: argparse.Namespace) -> Exit:
-    """Check policy files: syntax, names and meaning. Needs no model, and no torch unless --import is given.
+    """Check policy files: syntax, names and meaning. Needs no model, and no torch unless --torch or --import is given.
 
     A folder means every .apl file below it, a bare name such as llama3_sac a bundled policy, and `-` the standard
     input. With --graph every policy is planned on a graph as well: rules that match nothing or decide nothing,
     expectations, values that cannot be recomputed. The operators that the graph calls are known, custom ones included;
-    --import MODULE adds those that a module registers, and `--import torch` those of the installed torch. Without
-    --graph, [tool.policylang] in the project's pyproject.toml may name one.
+    --import MODULE adds those that a module of yours registers. Without --graph, [tool.policylang] in the project's
+    pyproject.toml may name one.
 
     examples:
 
@@ -51,6 +53,11 @@ def check(options: argparse.Namespace) -> Exit:
 
     exit codes: 0 clean, 1 errors (or warnings, with --deny warnings), 2 a file that cannot be read
     """
+    if options.torch:
+        try:  # the resolver asks the registry of a torch that is loaded
+            import torch  # noqa: F401
+        except Exception as error:  # not there, or broken in whatever way: libraries, extensions that it loads
+            raise UsageError(f"`--torch` needs a torch that can be imported: {error}") from None
     inputs.once_at_most(*options.files)
     taken = inputs.take_settings(options, "graph", "path", "device")
     if options.device is not None and not options.graph:

@@ -156,7 +156,7 @@ def test_torch_knows_operators_that_the_manifest_does_not(process, policylang, t
     without = process("-m", "policylang", "check", path)
     assert without.code == 0
     assert "`quantized`" in without.out
-    assert policylang("check", path, "--import", "torch") == (0, "checked 1 file: clean\n", "")
+    assert policylang("check", path, "--torch") == (0, "checked 1 file: clean\n", "")
 
 
 def test_the_bundled_policies_are_clean(policylang):

@@ -325,7 +325,7 @@ def without_kernels():
         kernels.library._destroy()
 
 
-@pytest.mark.parametrize("more", [(), ("--import", "torch")])
+@pytest.mark.parametrize("more", [(), ("--torch",)])
 def test_the_graph_knows_its_operators(policylang, folder, more):
     outcome = policylang("check", "my.apl", "--graph", "my.graph", "--deny", "warnings", *more)
     assert (outcome.code, outcome.err) == (0, "")
@@ -367,7 +367,7 @@ def test_in_python(folder):
 def test_a_namespace_that_the_graph_calls_may_hold_more(policylang, folder):
     """Nobody has seen its library, so that another of its names is a warning, with the near one that the graph has."""
     (folder / "my.apl").write_text("optional save mylab.fused_mpl, mylab.route\nsave fused_mpl\n")
-    outcome = policylang("check", "my.apl", "--graph", "my.graph", "--import", "torch", "--output-format", "json")
+    outcome = policylang("check", "my.apl", "--graph", "my.graph", "--torch", "--output-format", "json")
     found = json.loads(outcome.out)["diagnostics"]
     assert [(each["code"], each["message"].split("`")[1]) for each in found] == [
         ("APL102", "mylab.fused_mpl"),
