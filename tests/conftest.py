@@ -1,7 +1,5 @@
 """What every test starts from."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Iterator

@@ -4,10 +4,8 @@ Each test names its source. The same hazards on flat graphs are in ``tests/backe
 process groups (autoparallel#469: the value behind the gather chain was saved) is in ``tests/policies/test_fsdp.py``,
 and what needs a second process (pytorch#194658, #169959: a changed policy was served a stale artefact) in
 ``tests/backends/test_compile_caches.py``. pytorch#147561 (ranks decide differently) comes down to equal digests in
-every process, ``tests/planning/test_determinism.py``.
+every process, ``tests/planning/test_planner.py``.
 """
-
-from __future__ import annotations
 
 import pytest
 import torch
@@ -22,7 +20,7 @@ from policylang.language.loader import parse_policy
 from policylang.language.syntax import Policy
 from tests.graph.captured import facts_of_model
 from tests.support.compiled import Trained, assert_bitwise_equal, train
-from tests.support.models import Example, counter, gpt2, llama, mixtral, mlp, square_loss
+from tests.support.models import Example, Function, counter, gpt2, llama, mixtral, mlp, square_loss
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -84,18 +82,14 @@ def test_a_rule_says_what_it_does_and_does_no_more() -> None:
     assert nothing.recomputed.flops > 0
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.outside = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outside(checkpoint(lambda y: self.inside(y).sin().cos(), x, use_reentrant=False)).tanh()
-
-
 def checkpointed() -> Example:
     torch.manual_seed(0)
-    return Example(Checkpointed(), (torch.randn(4, 8),), square_loss)
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        return model.outside(checkpoint(lambda y: model.inside(y).sin().cos(), x, use_reentrant=False)).tanh()
+
+    model = Function(forward, inside=nn.Linear(8, 8), outside=nn.Linear(8, 8))
+    return Example(model, (torch.randn(4, 8),), square_loss)
 
 
 @pytest.mark.parametrize("budget", [1.0, 0.0])

@@ -1,7 +1,5 @@
 """Snapshots of whatever has a graph, from Python and from the command line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The audit has to fail where halves, checkpoints or a flat graph are not what was planned: each test spoils one."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

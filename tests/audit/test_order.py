@@ -1,7 +1,5 @@
 """What an audit reads: the order of a graph and of generated code, and every node as a slow reader has it."""
 
-from __future__ import annotations
-
 import ast
 import json
 import operator
@@ -132,16 +130,11 @@ def swapped(gm: fx.GraphModule) -> str:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (start_earlier, "APL418"),
-        (wait_ahead, "APL418"),
-        (product_later, "APL418"),
-        (one_more, "APL417"),
-        (another_group, "APL417"),
-        (gone, "APL417"),
-        (swapped, "APL417"),
+        (start_earlier, "APL418"), (wait_ahead, "APL418"), (product_later, "APL418"), (one_more, "APL417"),
+        (another_group, "APL417"), (gone, "APL417"), (swapped, "APL417"),
     ],
     ids=lambda each: getattr(each, "__name__", None),
-)
+)  # fmt: skip
 def test_what_somebody_changed_is_named(
     step: fx.GraphModule, change: Callable[[fx.GraphModule], str], code: str
 ) -> None:
@@ -277,16 +270,11 @@ def short(source: str, *operators: str) -> list[str]:
 
 def test_every_kind_of_collective_is_read() -> None:
     assert short(ALL_KINDS) == [
-        "start 0 all_reduce 0 1",
-        "start 1 all_gather_into_tensor_coalesced 0 0",
-        "wait 1 all_gather_into_tensor_coalesced - 1",
-        "start 2 all_reduce_coalesced 0 1",
-        "start 3 all_to_all_single 1 0",
-        "wait 0 all_reduce - 0",
-        "wait 2 all_reduce_coalesced - 0",
-        "wait 1 all_gather_into_tensor_coalesced - 0",
-        f"wait {ELSEWHERE} wait_tensor - 0",
-    ]
+        "start 0 all_reduce 0 1", "start 1 all_gather_into_tensor_coalesced 0 0",
+        "wait 1 all_gather_into_tensor_coalesced - 1", "start 2 all_reduce_coalesced 0 1",
+        "start 3 all_to_all_single 1 0", "wait 0 all_reduce - 0", "wait 2 all_reduce_coalesced - 0",
+        "wait 1 all_gather_into_tensor_coalesced - 0", f"wait {ELSEWHERE} wait_tensor - 0",
+    ]  # fmt: skip
 
 
 def test_partitions_are_read_where_they_are_called() -> None:

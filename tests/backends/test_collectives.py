@@ -1,7 +1,5 @@
 """Edits are carried out as planned or not at all, on a recorded Llama-3 8B too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

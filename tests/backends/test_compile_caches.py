@@ -1,7 +1,5 @@
 """Inductor's caches under a policy: a second process hits, a changed word misses, and groups of ours go along."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

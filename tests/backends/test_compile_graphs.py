@@ -1,7 +1,5 @@
 """Models that compile to more or fewer graphs than one, and policies under an active ``FakeTensorMode``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,7 +25,7 @@ from policylang.backends.records import CompiledGraph
 from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graph_uses_of
 from policylang.graph.collect import collect
 from tests.support.compiled import WITHOUT, assert_bitwise_equal, assert_same_as_without, fresh_dynamo, train
-from tests.support.models import Example, llama, mlp, square_loss
+from tests.support.models import Example, Function, llama, mlp, square_loss
 from tests.support.sharded import ALL_GATHER, WIDTH, Meshed
 from tests.support.versions import needs_groups_in_any_order
 
@@ -204,13 +202,8 @@ class Recurrent(nn.Module):
         return x
 
 
-class Product(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x @ self.weight).sin()
+def product() -> nn.Module:
+    return Function(lambda model, x: (x @ model.weight).sin(), weight=nn.Parameter(torch.ones(8, 8)))
 
 
 RUNS_AS_IT_IS = r"Dynamo runs `forward` \(test_compile_graphs.py:\d+\) as it is"
@@ -244,7 +237,7 @@ def test_a_check_of_a_backend_that_compiled_nothing_says_so() -> None:
 
 def test_code_that_dynamo_leaves_beside_compiled_graphs_is_in_the_report() -> None:
     backend = backend_for("save mm; save aten.embedding")
-    model = Recurrent(Product())
+    model = Recurrent(product())
     loss = torch.compile(model, backend=backend)(torch.ones(2, 3, 8)).sum()
     with pytest.raises(PolicyMatchError, match=r"save aten\.embedding") as caught:
         loss.backward()
@@ -256,7 +249,7 @@ def test_code_that_dynamo_leaves_beside_compiled_graphs_is_in_the_report() -> No
 
 
 def test_a_limit_on_recompilations_is_in_the_report() -> None:
-    model = Product()
+    model = product()
     compiled = torch.compile(model, backend=backend_for("save mm"), dynamic=False)
     with torch._dynamo.config.patch(recompile_limit=1):
         for rows in (2, 3):
@@ -332,20 +325,16 @@ def test_a_graph_that_is_called_with_no_parameter_is_found_by_its_backend() -> N
     assert policylang.report(compiled).rules[0].matched == 2
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = nn.Linear(8, 8, bias=False)
-        self.outside = nn.Linear(8, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = checkpoint(lambda y: self.inside(y).sin().cos(), x, use_reentrant=False)
-        return self.outside(x).tanh()
+def with_checkpoint(model: Any, x: Tensor) -> Tensor:
+    x = checkpoint(lambda y: model.inside(y).sin().cos(), x, use_reentrant=False)
+    return model.outside(x).tanh()
 
 
 def checkpointed() -> Example:
     torch.manual_seed(0)
-    return Example(Checkpointed(), (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),), square_loss)
+    inside, outside = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    model = Function(with_checkpoint, inside=inside, outside=outside)
+    return Example(model, (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),), square_loss)
 
 
 def test_the_users_own_checkpoint_is_kept() -> None:
@@ -393,7 +382,7 @@ def test_a_batch_norm_may_run_twice_before_the_backward() -> None:
 @pytest.mark.parametrize("model", [mlp, pytest.param(partial(llama, layers=1), id="llama")])
 def test_a_whole_training_step_of_inductor(model: Callable[[], Example]) -> None:
     """Inductor fuses a recomputed operator into other kernels than a saved one, and may round otherwise there; for the
-    float32 kernels of these models it does not. Among the fast ones, `test_offload_joint.py` compares an mlp's bits."""
+    float32 kernels of these models it does not. Fast, `test_offload_joint.py` compares products."""
     backend = policylang.backend(policylang.parse("recompute everything; optional save matmul or attention"))
     without = train(model(), torch.compile)
     assert_bitwise_equal(train(model(), lambda module: torch.compile(module, backend=backend)), without)

@@ -1,7 +1,5 @@
 """What is kept beside Inductor's caches, and what the keys of both are made of."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

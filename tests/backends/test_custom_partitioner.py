@@ -1,7 +1,5 @@
 """``policylang.partitioner``: Inductor's ``custom_partitioner_fn``, its caches, and AOTAutograd's ``partition_fn``."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What logs, traces and reports of a training say of its policy, of shared code too, while the collector pauses."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging
@@ -30,6 +28,7 @@ from policylang.commands.small_llama import step_memory
 from policylang.graph import marks, snapshot
 from policylang.language.cancellation import collector_paused
 from tests.support.compiled import fresh_dynamo
+from tests.support.models import Function, Layers
 from tests.support.run_partition import partitioner, traced
 
 SAVES = "blocks layers.*\nrecompute everything in block\nsave addmm in block\n"
@@ -37,25 +36,10 @@ MOVES = "blocks layers.*\nundecided -> save\noffload addmm in block\n"
 REPOSITORY = Path(__file__).parents[2]
 
 
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).sin().cos()
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x.sum()
+def Model() -> Layers:
+    torch.manual_seed(0)
+    blocks = (Function(lambda layer, x: layer.linear(x).sin().cos(), linear=nn.Linear(8, 8)) for _ in range(2))
+    return Layers(*blocks, end=torch.sum)
 
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
@@ -278,57 +262,45 @@ STATE = ROWS * WIDTH * 4
 """Bytes of what one block hands to the next, which the next one keeps as its input."""
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
-        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.up(x.tanh()).sin())
+def block() -> nn.Module:
+    up, down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+    return Function(lambda block, x: x + block.down(block.up(x.tanh()).sin()), up=up, down=down)
 
 
-class Stack(nn.Module):
-    def __init__(self, blocks: int = BLOCKS) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(blocks))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+def Stack(blocks: int = BLOCKS) -> Layers:
+    return Layers(*(block() for _ in range(blocks)))
 
 
-def checkpointed(model: Stack) -> Callable[..., object]:
+def checkpointed(model: Layers) -> Callable[..., object]:
     policylang.checkpoint_model(model, POLICY)
     return policylang.backend(POLICY, inner="aot_eager")
 
 
-def in_place(model: Stack) -> None:
+def in_place(model: Layers) -> None:
     backend = checkpointed(model)
     for layer in model.layers:
         layer.compile(backend=backend)
 
 
-def replaced(model: Stack) -> None:
+def replaced(model: Layers) -> None:
     backend = checkpointed(model)
     for name, layer in list(model.layers.named_children()):
         model.layers.register_module(name, torch.compile(layer, backend=backend))
 
 
-def beside_eager(model: Stack) -> None:
+def beside_eager(model: Layers) -> None:
     backend = checkpointed(model)
     for layer in model.layers[1:3]:
         layer.compile(backend=backend)
 
 
-def without_checkpoints(model: Stack) -> None:
+def without_checkpoints(model: Layers) -> None:
     backend = policylang.backend(POLICY, inner="aot_eager", root="layers.0")
     for layer in model.layers:
         layer.compile(backend=backend)
 
 
-def a_backend_a_half(model: Stack) -> None:
+def a_backend_a_half(model: Layers) -> None:
     for half in (model.layers[:2], model.layers[2:]):
         backend = policylang.backend(POLICY, inner="aot_eager", root="layers.0")
         for layer in half:
@@ -348,7 +320,7 @@ WAYS = [in_place, replaced, beside_eager, without_checkpoints, a_backend_a_half]
 
 
 @pytest.mark.parametrize("compiled", WAYS)
-def test_the_report_holds_what_a_step_of_the_model_keeps(compiled: Callable[[Stack], None]) -> None:
+def test_the_report_holds_what_a_step_of_the_model_keeps(compiled: Callable[[Layers], None]) -> None:
     with fresh_dynamo():
         model = Stack()
         compiled(model)

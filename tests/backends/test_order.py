@@ -1,7 +1,5 @@
 """What comes out runs in the order of the plan's schedule, or in any other that is asked for, with the same bits."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 
@@ -33,6 +31,7 @@ from policylang.planning.plan import OrderPlan
 from tests.graph.captured import flat_of, joint_of
 from tests.support import orders
 from tests.support.flat_graphs import assert_bitwise_equal, copy_graph
+from tests.support.models import Function
 from tests.support.random_flat import random_flat, random_joint
 from tests.support.run_partition import assert_same_result, traced
 from tests.support.sharded import fake_ranks
@@ -139,14 +138,9 @@ def test_the_halves_of_recorded_graphs(name: str, text: str) -> None:
     assert_halves_in_order(JointPartitioner(policylang.parse(text)).partition(untagged(name), num_fwd_outputs=1))
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x).sin().exp()
-        return self.second(hidden.cos().sigmoid()) * hidden
+def turns(block: Any, x: Tensor) -> Tensor:
+    hidden = block.first(x).sin().exp()
+    return block.second(hidden.cos().sigmoid()) * hidden
 
 
 class Ran(TorchDispatchMode):
@@ -162,7 +156,7 @@ class Ran(TorchDispatchMode):
 
 
 def test_an_eager_block_runs_again_in_its_own_order() -> None:
-    block, x = Block(), torch.randn(2, 4, requires_grad=True)
+    block, x = Function(turns, first=nn.Linear(4, 4), second=nn.Linear(4, 4)), torch.randn(2, 4, requires_grad=True)
     contexts = policylang.context_fn(policylang.parse("recompute everything; save addmm"), block)
 
     def run() -> Tensor:

@@ -1,7 +1,5 @@
 """Under Inductor, either half runs in the order that it was handed over in, and the generated code is held to it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

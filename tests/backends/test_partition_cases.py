@@ -1,7 +1,5 @@
 """Joint graphs that are split: where partitioners go wrong, every model, programs that write, and equal nodes."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Container, Iterable
 from functools import cache
@@ -30,6 +28,7 @@ from policylang.graph import marks
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.value_outcome import Why
 from tests.graph.captured import joint_of
+from tests.support import models
 from tests.support.compiled import assert_bitwise_equal
 from tests.support.models import ZOO, square_loss
 from tests.support.models import llama as llama_of
@@ -48,16 +47,7 @@ from tests.support.run_partition import traced as zoo_traced
 
 def traced(forward: Any, *inputs: Tensor) -> Traced:
     """A function of tensors that need gradients, with a loss."""
-    return trace(_Function(forward), tuple(value.clone().requires_grad_() for value in inputs), square_loss)
-
-
-class _Function(nn.Module):
-    def __init__(self, forward: Any) -> None:
-        super().__init__()
-        self.function = forward
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
+    return trace(models.Function(forward), tuple(value.clone().requires_grad_() for value in inputs), square_loss)
 
 
 @pytest.fixture(scope="module")
@@ -244,21 +234,20 @@ def test_what_min_cut_can_neither_save_nor_recompute_is_named(tmp_path: Path, mo
 
 
 # --- the user's own checkpoint regions -----------------------------------------------------------------------------
-class _Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = checkpoint(lambda value, layer=layer: layer(value.sin()).cos(), x, use_reentrant=False)
-        return x.exp()
+def _checkpointed(model: Any, x: Tensor) -> Tensor:
+    for layer in model.layers:
+        x = checkpoint(lambda value, layer=layer: layer(value.sin()).cos(), x, use_reentrant=False)
+    return x.exp()
 
 
 @pytest.fixture(scope="module")
 def checkpointed() -> Traced:
     torch.manual_seed(0)
-    return trace(_Checkpointed(), (torch.randn(4, 8),), square_loss)
+    return trace(
+        models.Function(_checkpointed, layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(3))),
+        (torch.randn(4, 8),),
+        square_loss,
+    )
 
 
 def test_regions_are_respected_with_their_borders(checkpointed: Traced) -> None:

@@ -1,7 +1,5 @@
 """A policy as a pass: in lists of passes, and behind Inductor's hooks, with its caches."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator
 from functools import reduce

@@ -1,8 +1,6 @@
 """The recorded step of Llama-3 8B on 128 ranks, whose model checkpoints its layers itself, split after FSDP's contracts
 and after `llama3_sac`. On a small sharded model: ``tests/policies/test_fsdp.py``."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 

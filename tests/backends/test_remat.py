@@ -1,7 +1,5 @@
 """Rematerialisation on flat graphs: where copies go, what could go wrong, and random graphs under random decisions."""
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from collections.abc import Callable
@@ -35,17 +33,9 @@ def test_a_copy_stands_right_before_the_first_node_that_needs_it() -> None:
     )
     apply(gm, "recompute sin or cos")
     assert names(gm) == [
-        "x",
-        "sin_default",
-        "cos_default",
-        "exp_default",
-        "ones_like_default",
-        "sin_default_recomputed",
-        "cos_default_recomputed",
-        "mul_tensor",
-        "mul_tensor_1",
-        "output",
-    ]
+        "x", "sin_default", "cos_default", "exp_default", "ones_like_default", "sin_default_recomputed",
+        "cos_default_recomputed", "mul_tensor", "mul_tensor_1", "output",
+    ]  # fmt: skip
     index = {node.name: node for node in gm.graph.nodes}
     assert index["cos_default_recomputed"].args == (index["sin_default_recomputed"],)
     assert index["mul_tensor_1"].args[1] is index["sin_default_recomputed"], "the second reader shares the copy"
@@ -148,15 +138,10 @@ def test_dropout_draws_the_same_mask_again() -> None:
 
 
 def test_an_operator_without_tensor_inputs_draws_again_too() -> None:
-    class Noise(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(4, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return ((x * self.weight).sin() * torch.rand(4, 4)).cos()
-
-    flat = flat_graph(models.Example(Noise(), (torch.ones(4, 4),), models.square_loss))
+    noise = models.Function(
+        lambda model, x: ((x * model.weight).sin() * torch.rand(4, 4)).cos(), weight=nn.Parameter(torch.ones(4, 4))
+    )
+    flat = flat_graph(models.Example(noise, (torch.ones(4, 4),), models.square_loss))
     gm, _ = same_bits(flat, "recompute everything")
     assert len(calls(gm, "aten.rand")) == 2
 
@@ -198,17 +183,13 @@ def test_a_generator_of_its_own_is_refused_by_name() -> None:
 def test_what_is_written_in_place_runs_again_with_its_writers_and_who_reads_in_between() -> None:
     """A router's ``scores /= scores.sum()`` as plain make_fx traces it."""
 
-    class Normalised(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(4, 4))
+    def normalised(model: Any, x: Tensor) -> Tensor:
+        scores = x @ model.weight
+        scores /= scores.sum(-1, keepdim=True)
+        return (scores * x).sin()
 
-        def forward(self, x: Tensor) -> Tensor:
-            scores = x @ self.weight
-            scores /= scores.sum(-1, keepdim=True)
-            return (scores * x).sin()
-
-    flat = flat_graph(models.Example(Normalised(), (torch.rand(4, 4),), models.square_loss))
+    model = models.Function(normalised, weight=nn.Parameter(torch.rand(4, 4)))
+    flat = flat_graph(models.Example(model, (torch.rand(4, 4),), models.square_loss))
     gm, report = same_bits(flat, "recompute everything")
     assert len(calls(gm, "aten.div_")) == 2
     assert len(report.saved) == 0
@@ -301,16 +282,10 @@ def test_a_wildcard_or_a_group_does_not_name_it(routed: Flat) -> None:
 
 
 def test_a_topk_that_steers_nothing_is_an_ordinary_value() -> None:
-    class Largest(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(4, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x @ self.weight).sin().sort().values.cos()
-
     # its own backward scatters by the indices, but nothing in the forward goes by them
-    flat = flat_graph(models.Example(Largest(), (torch.rand(4, 4),), models.square_loss))
+    weight = nn.Parameter(torch.rand(4, 4))
+    largest = models.Function(lambda model, x: (x @ model.weight).sin().sort().values.cos(), weight=weight)
+    flat = flat_graph(models.Example(largest, (torch.rand(4, 4),), models.square_loss))
     _, report = same_bits(flat, "recompute everything")
     assert report.notes == ()
 

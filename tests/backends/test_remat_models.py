@@ -1,7 +1,5 @@
 """Policies on flat graphs of real models, whoever traced them, by time too: equal to the last bit."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

@@ -1,10 +1,8 @@
 """A forward that is compiled a second time under ``replay.apl`` is partitioned as the first time, tags and all."""
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -22,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import policylang
-from policylang import PolicyGraphError, PolicyMatchError
+from policylang import PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.audit.report import Report
 from policylang.backends.finalize import mark_saved
 from policylang.backends.joint import Partition, _saved_marks, partitions
@@ -33,13 +31,19 @@ from policylang.graph.marks import from_annotation
 from policylang.language.syntax import Policy
 from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import SavedForBackward
+from tests.support import models
 from tests.support.drawn import examples
-from tests.support.models import ZOO, Example, dropout, gpt2, llama, mixtral, resnet
+from tests.support.late import Late, copied_over
+from tests.support.models import ZOO, Example, Layers, dropout, gpt2, llama, mixtral, products, resnet
 from tests.support.sharded import fake_ranks
 from tests.support.twice import aot_eager, compiled_twice, keep_meta, partition_by, partitioned_once, partitioned_twice
 from tests.support.versions import needs_marked_backwards
 
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
+@pytest.fixture(autouse=True)
+def _fresh(nothing_compiled: None) -> Iterator[None]:
+    with inductor_config.patch(force_disable_caches=True):
+        yield
 
 
 SAVE_PRODUCTS = "recompute everything; optional save matmul or attention"
@@ -126,18 +130,14 @@ def replay() -> Policy:
 @pytest.mark.parametrize(
     ("model", "policy"),
     [
-        (one_layer, SAVE_PRODUCTS),
-        (one_layer, SAVE_ALL),
-        pytest.param(llama, SAVE_PRODUCTS, marks=pytest.mark.slow),
+        (one_layer, SAVE_PRODUCTS), (one_layer, SAVE_ALL), pytest.param(llama, SAVE_PRODUCTS, marks=pytest.mark.slow),
         pytest.param(llama, SAVE_ALL, marks=pytest.mark.slow),
-        pytest.param(gpt2, SAVE_PRODUCTS, marks=pytest.mark.slow),
-        pytest.param(gpt2, SAVE_ALL, marks=pytest.mark.slow),
+        pytest.param(gpt2, SAVE_PRODUCTS, marks=pytest.mark.slow), pytest.param(gpt2, SAVE_ALL, marks=pytest.mark.slow),
         pytest.param(mixtral, SAVE_PRODUCTS, marks=pytest.mark.slow),
-        pytest.param(ZOO["qwen3"], SAVE_ALL, marks=pytest.mark.slow),
-        (ZOO["mlp"], SAVE_ALL),
+        pytest.param(ZOO["qwen3"], SAVE_ALL, marks=pytest.mark.slow), (ZOO["mlp"], SAVE_ALL),
         (ZOO["shared_parameters"], SAVE_PRODUCTS),
     ],
-)
+)  # fmt: skip
 def test_the_second_partition_is_the_first(model: Callable[[], Example], policy: str) -> None:
     first = first_step(model, policy)
     with partitions() as done:
@@ -190,7 +190,7 @@ def test_the_same_memory_is_saved_where_operators_are_decomposed(
 ) -> None:
     """Inductor decomposes SiLU, GELU, softmax and layer norms, and drops views that change nothing."""
     first = first_step(model, policy)
-    with partitions() as done, inductor_config.patch(force_disable_caches=True, fallback_random=True):
+    with partitions() as done, inductor_config.patch(fallback_random=True):
         loss, gradients = second_step(first, policylang.backend(replay(), inner=inner))
     (second,) = done
     assert saved_memory(second) == saved_memory(first.partition)
@@ -306,9 +306,6 @@ def test_a_forward_that_updates_a_buffer_is_refused() -> None:
     assert "aten._native_batch_norm_legit_functional.default" in diagnostic.message
 
 
-Function = Callable[..., Tensor]
-
-
 def arguments() -> list[Tensor]:
     return [torch.randn(8, 8, requires_grad=True) for _ in range(3)]
 
@@ -324,6 +321,9 @@ def normed(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 def split(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     up, gate = (x @ torch.cat([first, second], 1)).chunk(2, -1)
     return torch.softmax(gate.view(2, 4, 8).transpose(1, 2).reshape(8, 8), -1) * up.tanh()
+
+
+Function = Callable[..., Tensor]
 
 
 def kept(function: Function, **options: Any) -> Function:
@@ -548,26 +548,9 @@ WIDTH = 8
 
 # Both halves of a partition traced into one graph and partitioned again, as under a parallelizer: the first backward
 # runs forward operators again, with the metadata of the nodes that they repeat.
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.down = nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.down(self.up(x).relu().sin())
-        return x + hidden
-
-
-class Blocks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Block() for _ in range(3)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+def residual() -> nn.Module:
+    up, down = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+    return models.Function(lambda block, x: x + block.down(block.up(x).relu().sin()), up=up, down=down)
 
 
 def split_by(text: str, reports: list[Report]) -> Callable[..., Any]:
@@ -592,7 +575,9 @@ def twice(first: str, second: str) -> tuple[list[Report], list[Tensor | None]]:
         compiled.append(aot_autograd(fw_compiler=keep_meta, bw_compiler=keep_meta, partition_fn=split)(gm, inputs))
         return compiled[0]
 
-    torch.compile(Blocks(), backend=backend)(torch.randn(WIDTH, WIDTH, requires_grad=True))
+    torch.compile(Layers(residual(), residual(), residual()), backend=backend)(
+        torch.randn(WIDTH, WIDTH, requires_grad=True)
+    )
     arguments = [torch.randn(WIDTH, WIDTH, requires_grad=True) for _ in range(7)]
     split = split_by(second, reports)
     again = aot_function(lambda *values: compiled[0](*values), fw_compiler=nop, bw_compiler=nop, partition_fn=split)
@@ -615,3 +600,112 @@ def test_what_the_first_backward_runs_again_is_no_forward_value(second: str) -> 
         assert one is not None
         assert other is not None
         assert torch.equal(one, other)
+
+
+# --- what a partition offloaded is offloaded by the next one, of other sizes too ---
+OFFLOADS = "recompute everything\nsave addmm\noffload gelu"
+INNER = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
+def moved(partition: Any) -> list[tuple[str, Any, int]]:
+    facts = partition.plan.facts
+    rows = [facts.index[name] for name in partition.audit.offloaded]
+    return sorted((facts.modules[row], facts.shapes[row], facts.bytes[row]) for row in rows)
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (products, "undecided -> save\noffload mm"),
+        pytest.param(ZOO["mlp"], OFFLOADS, marks=pytest.mark.slow),
+        pytest.param(ZOO["mlp"], "save everything\noffload gelu", marks=pytest.mark.slow),
+        pytest.param(one_layer, "recompute everything\nsave mm\noffload attention", marks=pytest.mark.slow),
+        pytest.param(one_layer, "undecided -> save\noffload mm, aten.silu", marks=pytest.mark.slow),
+    ],
+)
+def test_the_second_partition_offloads_what_the_first_did(model: Any, text: str, inner: str) -> None:
+    """Inductor decomposes GELU, SiLU and softmax: what is moved is what these became."""
+    first = first_step(model, text)
+    assert first.partition.audit.offloaded
+    link = Late(1)
+    with partitions() as done, copied_over(link):
+        loss, gradients = second_step(first, policylang.backend(replay(), inner=inner))
+    (second,) = done
+    assert moved(second) == moved(first.partition)
+    assert second.audit.saved_bytes == first.partition.audit.saved_bytes
+    assert link.out == link.back == len(second.audit.offloaded)
+    assert link.pending == []
+    if inner == "aot_eager":
+        assert torch.equal(loss, first.loss)
+        assert all(torch.equal(again, before) for again, before in zip(gradients, first.gradients, strict=True))
+    torch.testing.assert_close((loss, gradients), (first.loss, first.gradients))
+
+
+def test_another_policy_may_keep_it_on_the_device() -> None:
+    first = first_step(ZOO["mlp"], OFFLOADS)
+    text = "override recompute everything\noverride save everything where recorded saved"
+    with partitions() as done:
+        second_step(first, policylang.backend(policylang.parse(text), inner="aot_eager"))
+    (second,) = done
+    assert not second.audit.offloaded
+    moved_bytes = sum(size for *_, size in moved(first.partition))
+    assert second.audit.saved_bytes == first.partition.audit.saved_bytes + moved_bytes
+
+
+def test_cuda_graphs_are_refused_only_where_something_was_offloaded() -> None:
+    with inductor_config.patch({"triton.cudagraphs": True}):
+        second_step(first_step(products, "recompute everything\nsave mm"), policylang.backend(replay()))
+        with pytest.raises(PolicyMeaningError, match="copies values to the host") as caught:
+            second_step(first_step(products, "undecided -> save\noffload mm"), policylang.backend(replay()))
+    assert [each.code for each in caught.value.diagnostics] == ["APL338"]
+
+
+def test_nothing_is_taken_from_a_forward_whose_record_says_otherwise() -> None:
+    """The digest of a partition knows what was moved: a second compilation is cached by it."""
+    records = []
+    for text in (OFFLOADS, OFFLOADS.replace("offload", "save")):
+        first = first_step(ZOO["mlp"], text)
+        module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
+        found = [node.meta["custom"]["policylang_saved"] for node in module.graph.nodes if node.name == "gelu"]
+        records += [(each["partition"], each["offloaded"]) for each in found]
+    assert [offloaded for _, offloaded in records] == [True, False]
+    assert len({partition for partition, _ in records}) == 2
+
+
+def deep() -> nn.Module:
+    return Layers(*(nn.Sequential(nn.Linear(8, 8), models.Function(torch.sin)) for _ in range(3)))
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_a_graph_of_other_sizes_offloads_as_the_first(inner: str) -> None:
+    """Dynamo compiles a second time, with symbolic sizes, and not a third."""
+    torch.manual_seed(0)
+    model, link = deep(), Late(1)
+    policy = "undecided -> recompute\noffload sin"
+    compiled = torch.compile(model, backend=policylang.backend(policylang.parse(policy), inner=inner))
+    with partitions() as done, copied_over(link):
+        for rows in (4, 6, 9):
+            x = torch.randn(rows, 8)
+            found = torch.autograd.grad(compiled(x).square().sum(), list(model.parameters()))
+            wanted = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+            for one, other in zip(found, wanted, strict=True):
+                torch.testing.assert_close(one, other)
+    assert [len(each.audit.offloaded) for each in done] == [2, 2]
+    assert link.out == link.back == 6
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_a_second_backward_fetches_again(inner: str) -> None:
+    torch.manual_seed(0)
+    model, link = deep(), Late(1)
+    compiled = torch.compile(
+        model, backend=policylang.backend(policylang.parse("undecided -> recompute\noffload sin"), inner=inner)
+    )
+    with copied_over(link):
+        loss = compiled(torch.randn(4, 8)).square().sum()
+        once = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        again = torch.autograd.grad(loss, list(model.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+    assert (link.out, link.back) == (2, 4)
+    assert link.pending == []

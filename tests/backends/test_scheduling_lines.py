@@ -1,7 +1,5 @@
 """Scheduling lines under ``torch.compile``, on flat graphs, and on a half that a trainer has cut itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The code in the compile caches' key: whatever runs while a graph is compiled, and nothing that only shows results."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The benchmarks: what is measured is kept, what is not is named, and their pages say what a run gives."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -9,6 +7,7 @@ import sys
 import time
 from functools import cache
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch import nn
 
 import policylang
-from benchmarks import compared, gpu, schedule, schedule_peers, tune, tuned_steps
+from benchmarks import compared, gpu, lsp, schedule, schedule_peers, tune, tuned_steps
 from benchmarks.allocations import step_allocations
 from benchmarks.graphs import JointGraph, llama_joint
 from benchmarks.schedule_graphs import process_groups, synthetic_half
@@ -28,6 +27,7 @@ from benchmarks.training_step import MIB, StepModel
 from benchmarks.tuning_peers import Point, of_policy, of_saved, saved_by_torch
 from policylang.api.load import load_device
 from policylang.graph.facts import Group
+from policylang.language.loader import parse_policy
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import CollectivePrices, node_times
 from tests.support.keeping import kept_two
@@ -354,3 +354,30 @@ def test_a_rehearsal_without_a_gpu_runs_every_part(tmp_path: Path) -> None:
         ours = next(row for row in rows if row["contender"].startswith("policylang"))
         assert ours["audit"] == "agrees"
         assert {"eager SAC by hand", "memory budget 0.5"} <= {row["contender"].partition(",")[0] for row in rows}
+
+
+# --- the benchmark of the language server ---
+GRAPH = Path(__file__).resolve().parents[2] / "docs" / "graphs" / "tutorial.graph"
+
+
+def test_the_policy_has_a_hundred_lines_and_all_edits_but_each_fifth_can_be_planned() -> None:
+    text = lsp.policy_text()
+    assert text.count("\n") == lsp.LINES
+    found = [parse_policy(each).policy is not None for each in islice(lsp.policy_edits(text), 20)]
+    assert found == [at % 5 != 3 for at in range(20)]
+
+
+def test_of_a_hundred_values_the_ninety_fifth() -> None:
+    found = lsp.row("it", [float(each) for each in range(100, 0, -1)], graph="g")
+    assert found == {"graph": "g", "what": "it", "times": 100, "p50 ms": 50.5, "p95 ms": 96.0, "max ms": 100.0}
+
+
+@pytest.mark.slow
+def test_a_short_run(tmp_path) -> None:
+    found = lsp.measure({"small": (GRAPH, 984)}, 8, tmp_path)
+    assert {row["what"] for row in found["rows"]} >= {"diagnostics of the text", "hover", "completion"}
+    assert all(
+        0 < row["p50 ms"] <= row["p95 ms"] <= row["max ms"] for row in found["rows"] if "less" not in row["what"]
+    )
+    assert found["memory"][0]["most MiB"] >= found["memory"][0]["now MiB"] > 10
+    assert all(row["ours / peer"] > 0 for row in found["peers"])

@@ -1,8 +1,6 @@
 """The command line as a user has it: in this process where the output is what matters, in one of its own where the
 process is."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

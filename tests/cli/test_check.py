@@ -2,8 +2,6 @@
 
 ``python -m tests.cli.test_check`` writes the mistakes that are printed whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -320,21 +318,15 @@ def test_the_path_is_what_the_graph_is_unless_it_is_said(policylang, folder):
 @pytest.mark.parametrize(
     ("text", "path", "said"),
     [
-        ("offload mm", "eager", []),
-        ("offload mm", "hook", ["APL306"]),
-        ("offload mm", "joint", []),
+        ("offload mm", "eager", []), ("offload mm", "hook", ["APL306"]), ("offload mm", "joint", []),
         ("optional fuse all_gather chains\nsave mm", "eager", ["APL306"]),
-        ("recompute every 2nd mm per graph", "eager", ["APL306"]),
-        ("recompute every 2nd mm per graph", "joint", []),
-        ("undecided -> auto\nsave mm", "eager", []),
-        ("save mm\nsave cos", "eager", ["APL301"]),
-        ("save mm\nsave cos", "joint", []),
-        ("override save sin in block\nsave mm", "eager", []),
-        ("save mm\nexpect saved <= 700 B", "eager", []),
-        ("save mm\nexpect saved <= 600 B", "eager", ["APL305"]),
+        ("recompute every 2nd mm per graph", "eager", ["APL306"]), ("recompute every 2nd mm per graph", "joint", []),
+        ("undecided -> auto\nsave mm", "eager", []), ("save mm\nsave cos", "eager", ["APL301"]),
+        ("save mm\nsave cos", "joint", []), ("override save sin in block\nsave mm", "eager", []),
+        ("save mm\nexpect saved <= 700 B", "eager", []), ("save mm\nexpect saved <= 600 B", "eager", ["APL305"]),
         ("save sin\nexpect every sin saved", "eager", []),
     ],
-)
+)  # fmt: skip
 def test_what_a_path_would_refuse(policylang, folder, text, path, said):
     """Eager checkpoints see one block each: what lies outside them, here the `cos`, is nobody's, and what they hand on,
     here the `sin`, is kept."""

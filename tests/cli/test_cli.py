@@ -1,8 +1,6 @@
 """The frame of all commands: usage, a project's settings, full streams, what is written where and how wide, and that
 what stands in a graph reaches nobody as anything but text."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -323,35 +321,24 @@ def test_a_path_alone_changes_nothing_for_a_check_without_a_graph(project, polic
 
 PROFILE = 'name = "mine"\n[compute]\nfloat32 = 1e12\n[memory]\nbandwidth = 1e12\n'
 FILES = {
-    "my.apl": 'include "part.apl"\ndevice "d.toml"\nsave mm\n',
-    "part.apl": "recompute everything\n",
-    "other.apl": "save mm\n",
-    "d.toml": PROFILE + '[network.dp]\nranks = 2\ntimes = "t.table"\n',
-    "t.table": "kind,bytes\n",
-    "own.py": "def graph(): ...\n",
-    "r.json": json.dumps({"fields": [], "nodes": []}),
+    "my.apl": 'include "part.apl"\ndevice "d.toml"\nsave mm\n', "part.apl": "recompute everything\n",
+    "other.apl": "save mm\n", "d.toml": PROFILE + '[network.dp]\nranks = 2\ntimes = "t.table"\n',
+    "t.table": "kind,bytes\n", "own.py": "def graph(): ...\n", "r.json": json.dumps({"fields": [], "nodes": []}),
     "pyproject.toml": '[tool.policylang]\ngraph = "project.graph"\n',
-}
+}  # fmt: skip
 PLAN = ("plan", "my.apl", "--graph", "g.graph")
 TUNE = ("tune", "--graph", "g.graph", "--device", "d.toml", "--peak", "1 GiB")
 SAVE_OPS = ("import-torchtitan", "layers.0::aten.mm.default", "--graph", "g.graph")
 OVER = {
-    "the policy": (*PLAN, "--html", "my.apl"),
-    "the graph": (*PLAN, "--html", "g.graph"),
-    "an include": (*PLAN, "--html", "./part.apl"),
-    "the device of the policy": (*PLAN, "--html", "d.toml"),
-    "a table of that": (*PLAN, "--html", "t.table"),
-    "a symbolic link": (*PLAN, "--html", "link"),
-    "a hard link": (*PLAN, "--html", "hard"),
-    "the project": (*PLAN, "--trace", "pyproject.toml"),
+    "the policy": (*PLAN, "--html", "my.apl"), "the graph": (*PLAN, "--html", "g.graph"),
+    "an include": (*PLAN, "--html", "./part.apl"), "the device of the policy": (*PLAN, "--html", "d.toml"),
+    "a table of that": (*PLAN, "--html", "t.table"), "a symbolic link": (*PLAN, "--html", "link"),
+    "a hard link": (*PLAN, "--html", "hard"), "the project": (*PLAN, "--trace", "pyproject.toml"),
     "the project's graph": ("plan", "my.apl", "--html", "project.graph"),
-    "the recording": ("import", "r.json", "-o", "r.json"),
-    "the graph of tune": (*TUNE, "-o", "g.graph"),
-    "the profile of tune": (*TUNE, "-o", "d.toml"),
-    "one of two": (*PLAN, "--html", "new.html", "--trace", "g.graph"),
-    "the graph of the string": (*SAVE_OPS, "-o", "g.graph"),
-    "the module": ("snapshot", "own:graph", "-o", "own.py"),
-}
+    "the recording": ("import", "r.json", "-o", "r.json"), "the graph of tune": (*TUNE, "-o", "g.graph"),
+    "the profile of tune": (*TUNE, "-o", "d.toml"), "one of two": (*PLAN, "--html", "new.html", "--trace", "g.graph"),
+    "the graph of the string": (*SAVE_OPS, "-o", "g.graph"), "the module": ("snapshot", "own:graph", "-o", "own.py"),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -610,10 +597,6 @@ def test_sentences():
     assert fit(long) == long
     with fitted(24):
         assert fit(long).splitlines() == [
-            "error[APL301]: one two",
-            "  three four five six",
-            "  = help: seven eight",
-            "    nine ten eleven",
-            "    twelve",
-            "12 | " + "x" * 18 + "…",
-        ]
+            "error[APL301]: one two", "  three four five six", "  = help: seven eight", "    nine ten eleven",
+            "    twelve", "12 | " + "x" * 18 + "…",
+        ]  # fmt: skip

@@ -1,7 +1,5 @@
 """Times on a device, and operators without a FLOP formula: wherever such a figure is printed or expected."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

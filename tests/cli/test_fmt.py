@@ -1,7 +1,5 @@
 """`policylang fmt`, `test`, `agree` and `import-torchtitan`: what they write or print, and what they exit with."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`policylang plan`, `explain` and `diff`: what they print, exit with and write."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

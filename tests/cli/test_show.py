@@ -1,7 +1,5 @@
 """`policylang show` and `policylang list`: what is in a graph, and what comes along."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -74,15 +72,9 @@ def test_json_has_an_entry_a_node(policylang, graph):
     nodes = {each["name"]: each for each in found["nodes"]}
     assert list(nodes) == ["x", "w", "e", "q", "t", "s", "p", "q_1", "f", "g", "b", "output"]
     assert nodes["q"] == {
-        "name": "q",
-        "operator": "aten.mm.default",
-        "module": "model.layers.0.wq",
-        "block": "model.layers.0",
-        "phase": "forward",
-        "bytes": 1024,
-        "flops": 1000,
-        "seconds": None,
-    }
+        "name": "q", "operator": "aten.mm.default", "module": "model.layers.0.wq", "block": "model.layers.0",
+        "phase": "forward", "bytes": 1024, "flops": 1000, "seconds": None,
+    }  # fmt: skip
     assert (nodes["p"]["module"], nodes["p"]["block"]) == ("model.layers.0", "model.layers.0"), "its operator's"
     assert (nodes["x"]["operator"], nodes["x"]["block"], nodes["x"]["phase"]) == ("placeholder", None, "input")
     assert (nodes["b"]["phase"], nodes["output"]["phase"]) == ("backward", "output")
@@ -141,16 +133,12 @@ def test_an_older_snapshot_does_not_say_what_is_counted(policylang, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "names"),
     [
-        (("--module", "layers.0"), "q t s p"),
-        (("--module", "layers.*"), "q t s p q_1 b"),
-        (("--module", "/model.norm"), "f"),
-        (("--module", "layers.*.wq", "--operator", "mm"), "q q_1 b"),
-        (("--module", "norm", "--module", "embed"), "e f"),
-        (("--operator", "mylab.*"), "f"),
-        (("--operator", "aten.mm"), "q q_1 b"),
-        (("--operator", "*.default"), "e q t q_1 f b"),
+        (("--module", "layers.0"), "q t s p"), (("--module", "layers.*"), "q t s p q_1 b"),
+        (("--module", "/model.norm"), "f"), (("--module", "layers.*.wq", "--operator", "mm"), "q q_1 b"),
+        (("--module", "norm", "--module", "embed"), "e f"), (("--operator", "mylab.*"), "f"),
+        (("--operator", "aten.mm"), "q q_1 b"), (("--operator", "*.default"), "e q t q_1 f b"),
     ],
-)
+)  # fmt: skip
 def test_names_of_nodes(policylang, graph, asked, names):
     outcome = policylang("show", graph, *asked)
     assert outcome.code == 0

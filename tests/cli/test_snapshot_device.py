@@ -1,7 +1,5 @@
 """`policylang snapshot --device cuda`, and `device="cuda"` in Python: a snapshot for a GPU that is not there."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`policylang tune`: from a budget to a policy on the command line."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

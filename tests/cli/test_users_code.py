@@ -1,7 +1,5 @@
 """Code and operators of the user's own, and `policylang demo`: what goes wrong is shown from the user's code on."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import cache

@@ -1,7 +1,5 @@
 """What the demo compares, and that its bytes are those of the tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from attrs import evolve

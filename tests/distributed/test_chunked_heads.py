@@ -1,7 +1,5 @@
 """``chunk loss`` on a model that several ranks share: a vocabulary sharded over ranks, and rows."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Eager checkpoints under a policy on real ranks, whatever shards them or communicates within: the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise

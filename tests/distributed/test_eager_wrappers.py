@@ -1,7 +1,5 @@
 """Eager checkpoints in the settings of DDP and under the first FSDP, on two ranks: the bits are those without them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,8 +1,6 @@
 """Scheduling lines in eager with ``fully_shard``: what is gathered when, on real ranks, and the bits of the same steps
 without them."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

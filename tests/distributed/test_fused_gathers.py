@@ -1,7 +1,5 @@
 """Fused gathers, round trips and reshards on real ranks: every order of a mesh, the same bits, one group each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Steps of sharded models, with DTensors: traced, compiled, cut in two, compiled again, under policies that fuse."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """`save … as` on real ranks, to the bits of narrowing by hand: FSDP2 and DDP around eager checkpoints, and tensor
 parallel blocks, whose products are DTensors of which each rank narrows its part, in eager and under torch.compile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Steps whose collectives were joined and moved: real ranks, the same loss, bitwise the same gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,13 +35,9 @@ BUCKETS = "bucket (all_gather where from parameter) per block; bucket reduce_sca
 AHEAD = f"{BUCKETS}; prefetch (all_gather where from parameter) 1 block ahead; delay reduce_scatter 1 block"
 OVERLAP = f"{BUCKETS}; overlap collective up to 1 GiB in flight; device h100-sxm"
 ORDERS = (
-    "prefetch (all_gather where from parameter) 1 block ahead",
-    "delay reduce_scatter 1 block",
-    "overlap collective; device h100-sxm",
-    BUCKETS,
-    AHEAD,
-    OVERLAP,
-)
+    "prefetch (all_gather where from parameter) 1 block ahead", "delay reduce_scatter 1 block",
+    "overlap collective; device h100-sxm", BUCKETS, AHEAD, OVERLAP,
+)  # fmt: skip
 
 
 def loss(model: nn.Module, x: Tensor) -> Tensor:

@@ -3,8 +3,6 @@
 The rows are read top to bottom by the same processes, so each control is also the next equal model after an error.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -107,9 +105,9 @@ TWO = [
     Fault("another size moves one, of dynamic shapes", case.another_shape(nets, RECOMPUTE + LARGE, 3, 64, dynamic=None),
           (*FAILS, STOPPED, ALONE), own=(ALONE,), gives_up=2.0),
     Fault("another size has one layer more", case.another_shape(lambda at: case.Branching(at.group), SAVE, 3, 64),
-          (*FAILS, MISSING), own=(MISSING,), gives_up=2.0, patience=2.0, fast=True),
+          (*FAILS, MISSING), own=(MISSING,), gives_up=2.0, patience=2.0),
     Fault("of which is heard at the next", case.told_at_the_next, (STOPPED,), ("rank 1", "alone")),
-    Fault("another size on one rank alone", case.another_shape(nets, RECOMPUTE + LARGE, 2, 3), (), fast=True),
+    Fault("another size on one rank alone", case.another_shape(nets, RECOMPUTE + LARGE, 2, 3), ()),
     # --- settings of torch's ---
     Fault("no elimination of common subexpressions",
           case.settings(lambda at: case.Twice(at.group), lambda: torch._functorch.config.patch(cse=False)),

@@ -1,7 +1,5 @@
 """The harness of the tests in several processes, and of threads that play ranks: what it hands back and says."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import os

@@ -1,7 +1,5 @@
 """The rows of ``docs/setups.md`` and the example for a mesh: the losses of the same training without a policy."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import os
@@ -66,13 +64,9 @@ def in_eager(rank: int) -> dict[str, Any]:
     tokens = script.batch_of(0, mesh)
     traced = refused(lambda: policylang.trace_step(model, lambda given, batch: given(batch).logits.sum(), tokens))
     return {
-        "losses": (with_policy, without),
-        "notes": report.notes,
-        "blocks": report.blocks,
-        "agrees": report.audit.agrees,
-        "refused": otherwise,
-        "traced": traced,
-    }
+        "losses": (with_policy, without), "notes": report.notes, "blocks": report.blocks, "agrees": report.audit.agrees,
+        "refused": otherwise, "traced": traced,
+    }  # fmt: skip
 
 
 @pytest.mark.slow

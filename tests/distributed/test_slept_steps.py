@@ -1,7 +1,5 @@
 """Steps on four gloo ranks in the orders that policies say, with the times of a profile slept through."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`policylang.watch`: what the first steps of a training take, beside what was planned."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -17,37 +15,26 @@ from torch.distributed.fsdp import fully_shard
 import policylang
 from policylang.commands.cli import main
 from policylang.commands.small_llama import step_memory
+from tests.support.models import Function, Layers
 from tests.support.ranks import run_ranks
 
 RECIPE = "recompute everything in block\nsave matmul in block\n\nexpect peak <= {}\n"
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+def model_of(width: int = 64, layers: int = 4) -> Layers:
+    def block() -> Function:
+        up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        return Function(lambda block, x: x + block.down(torch.tanh(block.up(x))), up=up, down=down)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.tanh(self.up(x)))
-
-
-class Model(nn.Module):
-    def __init__(self, width: int = 64, layers: int = 4) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(Block(width) for _ in range(layers))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x.square().mean()
+    torch.manual_seed(0)
+    return Layers(*(block() for _ in range(layers)), end=lambda x: x.square().mean())
 
 
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Model, torch.Tensor]:
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Layers, torch.Tensor]:
     """A model under `recipe.apl`, whose snapshot lies beside it, and its batch."""
     monkeypatch.chdir(tmp_path)
-    model, x = Model(), torch.randn(512, 64)
+    model, x = model_of(), torch.randn(512, 64)
     Path("recipe.apl").write_text(RECIPE.format("64 MiB"))
     policylang.snapshot(policylang.trace_step(model, lambda model, x: model(x), x), "recipe.graph")
     policylang.checkpoint_model(model, "recipe.apl")(x).backward()
@@ -135,7 +122,7 @@ def test_what_is_no_run_is_told(trained, capsys, text):
 
 def _sharded(rank: int, folder: str) -> dict[str, Any]:
     """The last rank comes late to each gather of the backward's: the others wait for it."""
-    model = Model(width=256, layers=3)
+    model = model_of(width=256, layers=3)
     policylang.checkpoint_model(model, policylang.parse("recompute everything in block\n"))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in model.layers:

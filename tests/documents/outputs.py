@@ -550,16 +550,10 @@ def schedule_on_ranks(which: str) -> str:
 
 
 _TABLES: dict[str, Callable[[str], str]] = {
-    "plan-cost": plan_cost,
-    "training-step": training_step,
-    "eager": eager,
-    "many-ranks": many_ranks,
-    "compared": compared,
-    "predicted-times": predicted_times,
-    "tuning": tuning,
-    "schedule": schedule,
+    "plan-cost": plan_cost, "training-step": training_step, "eager": eager, "many-ranks": many_ranks,
+    "compared": compared, "predicted-times": predicted_times, "tuning": tuning, "schedule": schedule,
     "schedule-on-ranks": schedule_on_ranks,
-}
+}  # fmt: skip
 
 
 def benchmark(shown: Shown) -> str:

@@ -1,7 +1,5 @@
 """The model of pages that speak of "a model": two blocks with attention, over a vocabulary of 32 tokens."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """What CONTRIBUTING.md says of the package, and the page of the Python API of its public names, is true."""
 
-from __future__ import annotations
-
 import enum
 import inspect
 import re
@@ -78,14 +76,10 @@ def test_files_that_it_names_exist() -> None:
 API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 NAMES = documented(API)
 PUBLIC = (
-    "policylang",
-    "policylang.testing",
-    "policylang.integrations.torchtitan",
-    "policylang.integrations.torchtitan_eager",
-    "policylang.integrations.transformers",
-    "policylang.integrations.lightning",
-    "policylang.integrations.apl_lexer",
-)
+    "policylang", "policylang.testing", "policylang.integrations.torchtitan",
+    "policylang.integrations.torchtitan_eager", "policylang.integrations.transformers",
+    "policylang.integrations.lightning", "policylang.integrations.apl_lexer",
+)  # fmt: skip
 """The public ones: each has an ``__all__``."""
 
 SOURCES = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "policylang").rglob("*.py")))

@@ -6,8 +6,6 @@ has what makes them, anew before each block. A block that cannot be run says why
 the page sees: ``<!-- not run: REASON -->``.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The site of the documentation: built strictly, whole, and without a load from elsewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What an editor offers to do at a place of a policy, and what a client gets of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

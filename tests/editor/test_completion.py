@@ -1,7 +1,5 @@
 """What is offered at a place, held against the grammar, the command line and what people type."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache
@@ -283,33 +281,20 @@ def test_a_module_that_is_called_like_a_word_is_quoted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "first"),
     [
-        ("save mm where dtype == |", ["bf16", "bfloat16"]),
-        ("save mm where device == |", ["cuda", "cuda:0"]),
-        ("save mm where bytes |", [">", ">="]),
-        ("save mm where dtype |", ["==", "!="]),
-        ("save mm where bytes > 64|", ["64 MiB", "64 GiB"]),
-        ("save mm where flops > 2 |", ["TFLOP", "GFLOP"]),
-        ("save mm where time > 2 |", ["ms", "us"]),
-        ("save mm where crosses |", ["block", "cut per 2 GiB"]),
-        ("save mm where is not |", ["view", "random"]),
-        ("save mm where from |", ["parameter", "buffer"]),
-        ("expect |", ["saved", "saved per block"]),
-        ("expect recomputed |", ["flops", "operators"]),
-        ("expect saved <= 30% of |", ["forward"]),
-        ("expect exposed <= 30% of |", ["step"]),
-        ("undecided -> |", ["auto", "save"]),
-        ("requires policylang >= |", ["0.2"]),
-        ("fuse all_gather |", ["chains"]),
-        ("collapse |", ["round_trips"]),
-        ("prefetch all_gather 1 block |", ["ahead"]),
-        ("bucket all_gather |", ["per block", "up to"]),
-        ("overlap collective within 1 GiB of |", ["peak"]),
-        ("recompute every |", ["1st", "2nd"]),
-        ("mm -> |", ["recompute", "save"]),
-        ("mm |", ["->", "in"]),
+        ("save mm where dtype == |", ["bf16", "bfloat16"]), ("save mm where device == |", ["cuda", "cuda:0"]),
+        ("save mm where bytes |", [">", ">="]), ("save mm where dtype |", ["==", "!="]),
+        ("save mm where bytes > 64|", ["64 MiB", "64 GiB"]), ("save mm where flops > 2 |", ["TFLOP", "GFLOP"]),
+        ("save mm where time > 2 |", ["ms", "us"]), ("save mm where crosses |", ["block", "cut per 2 GiB"]),
+        ("save mm where is not |", ["view", "random"]), ("save mm where from |", ["parameter", "buffer"]),
+        ("expect |", ["saved", "saved per block"]), ("expect recomputed |", ["flops", "operators"]),
+        ("expect saved <= 30% of |", ["forward"]), ("expect exposed <= 30% of |", ["step"]),
+        ("undecided -> |", ["auto", "save"]), ("requires policylang >= |", ["0.2"]), ("fuse all_gather |", ["chains"]),
+        ("collapse |", ["round_trips"]), ("prefetch all_gather 1 block |", ["ahead"]),
+        ("bucket all_gather |", ["per block", "up to"]), ("overlap collective within 1 GiB of |", ["peak"]),
+        ("recompute every |", ["1st", "2nd"]), ("mm -> |", ["recompute", "save"]), ("mm |", ["->", "in"]),
         ("save first mm |", ["in", "where"]),
     ],
-)
+)  # fmt: skip
 def test_what_comes_first(at: At, text: str, first: list[str]) -> None:
     assert at(text, "fsdp.graph")[: len(first)] == first
 
@@ -371,22 +356,18 @@ def test_nothing_in_comments(at: At, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "label", "becomes"),
     [
-        ("sa|ve mm", "save", "save mm"),
-        ("save aten.m|m.default in block", "aten.mm", "save aten.mm in block"),
+        ("sa|ve mm", "save", "save mm"), ("save aten.m|m.default in block", "aten.mm", "save aten.mm in block"),
         ("save mm in layers.*.att|ention.wq", "layers.*.attention", "save mm in layers.*.attention"),
-        ("include <fs|", "<fsdp>", "include <fsdp>"),
-        ("include <fs|dp_tp>", "<fsdp>", "include <fsdp>"),
+        ("include <fs|", "<fsdp>", "include <fsdp>"), ("include <fs|dp_tp>", "<fsdp>", "include <fsdp>"),
         ("save mm where by|", "bytes", "save mm where bytes"),
         ("save mm where bytes >| 3", ">=", "save mm where bytes >= 3"),
         ("save mm where bytes > 64|", "64 MiB", "save mm where bytes > 64 MiB"),
-        ("save mm up| ", "up to", "save mm up to "),
-        ("save first mm per bl|", "block", "save first mm per block"),
-        ("mm -|", "->", "mm ->"),
-        ("save mm\r\nrec|\r\n", "recompute", "save mm\r\nrecompute\r\n"),
+        ("save mm up| ", "up to", "save mm up to "), ("save first mm per bl|", "block", "save first mm per block"),
+        ("mm -|", "->", "mm ->"), ("save mm\r\nrec|\r\n", "recompute", "save mm\r\nrecompute\r\n"),
         ('save mm in "🦙.x"; sa|', "save", 'save mm in "🦙.x"; save'),
         ("save (  # 🦙🦙\n  m|, bmm)", "mm", "save (  # 🦙🦙\n  mm, bmm)"),
     ],
-)
+)  # fmt: skip
 def test_an_item_replaces_the_word_at_the_cursor(tmp_path: Path, text: str, label: str, becomes: str) -> None:
     assert inserted(tmp_path, text, label, "fsdp.graph") == becomes
 
@@ -394,18 +375,11 @@ def test_an_item_replaces_the_word_at_the_cursor(tmp_path: Path, text: str, labe
 @pytest.mark.parametrize(
     "text",
     [
-        "sav mm in |",
-        "save mm bmm in |",
-        "save all-gather in |",
-        "save (mm\nsave bmm in |",
-        "save mm ! in |",
-        "save (\n  mm in |",
-        "save (mm, first (\n bmm in |",
-        "let x = mm\nfoo foo foo\nsave x in |\n)))\n((",
-        "optional save mm; save bmm in |",
-        "save mm in |\nrecompute ((",
+        "sav mm in |", "save mm bmm in |", "save all-gather in |", "save (mm\nsave bmm in |", "save mm ! in |",
+        "save (\n  mm in |", "save (mm, first (\n bmm in |", "let x = mm\nfoo foo foo\nsave x in |\n)))\n((",
+        "optional save mm; save bmm in |", "save mm in |\nrecompute ((",
     ],
-)
+)  # fmt: skip
 def test_a_broken_text_is_completed_by_what_can_be_read_before(at: At, text: str) -> None:
     assert at(text, "fsdp.graph")[:2] == ["block", "first block"]
 

@@ -1,7 +1,5 @@
 """Hovers and hints on real snapshots: the figures are those that the command line prints."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """A server answers each of a hundred edits as the command line does: of the same text, the same diagnostics."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
@@ -33,15 +31,10 @@ from tests.editor.conftest import GRAPHS, Editor
 _WORD = re.compile(r"[A-Za-z_]{4,}")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _TYPED = (
-    "save attention in block",
-    "recompute every 2nd mm per block",
-    "# a comment: → 😀",
-    "let product = mm, bmm",
-    "save first 3 add where bytes > 64 MiB",
-    "optional save topk",
-    "expect saved <= 1 GiB",
+    "save attention in block", "recompute every 2nd mm per block", "# a comment: → 😀", "let product = mm, bmm",
+    "save first 3 add where bytes > 64 MiB", "optional save topk", "expect saved <= 1 GiB",
     "must_recompute chain through all_gather where from parameter",
-)
+)  # fmt: skip
 
 
 def edits(start: str, others: Sequence[str], sound: Callable[[str], bool], random: Random) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Places in a text, names with their definitions and uses, the outline and formatting, whatever the text is."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

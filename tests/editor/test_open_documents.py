@@ -1,7 +1,5 @@
 """Open documents without a client: what is published when, which settings hold, what is read again and freed."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -266,23 +264,11 @@ def test_a_graph_that_is_still_read_may_know_operators(tmp_path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "\0",
-        "save mm\0",
-        "\ud800 save mm",
-        "save " + "(" * 100 + "mm" + ")" * 100,
-        "\ufeffsave mm",
-        "𝔘𝔫𝔦 save e\u0301",
-        "save mm\r\nsave bmm\r",
-        "\u2028save\fmm",
-        "#\ud83d\nsave mm # \udc00",
-        'include "\0"\nsave mm',
-        'device "\0"',
-        "let \ud800 = mm",
-        'save mm in "\ud800"',
-        "PK\x03\x04\x00\x00 binary",
+        "", "\0", "save mm\0", "\ud800 save mm", "save " + "(" * 100 + "mm" + ")" * 100, "\ufeffsave mm",
+        "𝔘𝔫𝔦 save e\u0301", "save mm\r\nsave bmm\r", "\u2028save\fmm", "#\ud83d\nsave mm # \udc00",
+        'include "\0"\nsave mm', 'device "\0"', "let \ud800 = mm", 'save mm in "\ud800"', "PK\x03\x04\x00\x00 binary",
     ],
-)
+)  # fmt: skip
 def test_any_text_has_a_state(text: str, tmp_path, graph) -> None:
     async def test(it: Session) -> None:
         uri = it.put(text)
@@ -537,19 +523,14 @@ def test_what_the_client_says_wins_and_what_it_leaves_out_is_the_project_s(tmp_p
 @pytest.mark.parametrize(
     ("given", "code", "word"),
     [
-        ({"path": "jiont"}, "APL640", "joint"),
-        ({"path": ["joint"]}, "APL640", "['joint']"),
-        ({"device": "h1000"}, "APL152", "h1000"),
-        ({"device": "cuda"}, "APL416", "cuda"),
-        ({"device": "./none.toml"}, "APL152", "none.toml"),
-        ({"device": {"name": 1}}, "APL640", "no text"),
-        ({"graph": 5}, "APL640", "no text"),
-        ({"graph": "a\0b"}, "APL640", "no text"),
-        ({"pause": "soon"}, "APL640", "soon"),
-        ({"pause": -1}, "APL640", "-1"),
+        ({"path": "jiont"}, "APL640", "joint"), ({"path": ["joint"]}, "APL640", "['joint']"),
+        ({"device": "h1000"}, "APL152", "h1000"), ({"device": "cuda"}, "APL416", "cuda"),
+        ({"device": "./none.toml"}, "APL152", "none.toml"), ({"device": {"name": 1}}, "APL640", "no text"),
+        ({"graph": 5}, "APL640", "no text"), ({"graph": "a\0b"}, "APL640", "no text"),
+        ({"pause": "soon"}, "APL640", "soon"), ({"pause": -1}, "APL640", "-1"),
         ({"pause": float("nan")}, "APL640", "nan"),
     ],
-)
+)  # fmt: skip
 def test_a_setting_that_is_none_is_a_diagnostic(tmp_path: Path, given: dict[str, object], code: str, word: str) -> None:
     workspace = made(one=tmp_path)
     workspace.started_with = given
@@ -596,18 +577,11 @@ def test_a_document_is_called_as_its_innermost_folder_sees_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("uri", "path"),
     [
-        ("file:///a/b.apl", "/a/b.apl"),
-        ("file:///a%20b/%C3%A9%F0%9D%94%98;x%23y%3F.apl", "/a b/é𝔘;x#y?.apl"),
-        ("file:///a;b.apl", "/a;b.apl"),
-        ("file://localhost/a.apl", "/a.apl"),
-        ("file:///a%ffb.apl", "/a\udcffb.apl"),
-        ("untitled:Untitled-1", None),
-        ("vscode-notebook-cell:/a/b.ipynb#W0", None),
-        ("file:///a%00b", None),
-        ("http://[x/y.apl", None),
-        ("", None),
-        ("file://", None),
+        ("file:///a/b.apl", "/a/b.apl"), ("file:///a%20b/%C3%A9%F0%9D%94%98;x%23y%3F.apl", "/a b/é𝔘;x#y?.apl"),
+        ("file:///a;b.apl", "/a;b.apl"), ("file://localhost/a.apl", "/a.apl"), ("file:///a%ffb.apl", "/a\udcffb.apl"),
+        ("untitled:Untitled-1", None), ("vscode-notebook-cell:/a/b.ipynb#W0", None), ("file:///a%00b", None),
+        ("http://[x/y.apl", None), ("", None), ("file://", None),
     ],
-)
+)  # fmt: skip
 def test_an_address_names_a_file(uri: str, path: str | None) -> None:
     assert path_of(uri) == (None if path is None else Path(path))

@@ -1,7 +1,5 @@
 """The server as a process, with a real client, and in the editors that are installed here, as docs/editor.md says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -316,17 +314,13 @@ def ended(given: bytes) -> tuple[int, bytes, str]:
 @pytest.mark.parametrize(
     ("given", "code"),
     [
-        (BEGUN + OPENED + message("shutdown", 2) + message("exit"), 0),
-        (BEGUN + OPENED + message("exit"), 1),
-        (BEGUN + OPENED, 1),
-        (BEGUN + message("shutdown", 2), 0),
-        (b"", 1),
-        (b"Content-Length: 5\r\n\r\n", 1),
+        (BEGUN + OPENED + message("shutdown", 2) + message("exit"), 0), (BEGUN + OPENED + message("exit"), 1),
+        (BEGUN + OPENED, 1), (BEGUN + message("shutdown", 2), 0), (b"", 1), (b"Content-Length: 5\r\n\r\n", 1),
         (b"nothing of the kind\n" * 100, 1),
         (BEGUN + b"Content-Length: 9\r\n\r\n{nothing}" + message("shutdown", 2) + message("exit"), 0),
         (message("textDocument/hover", 1, '{"textDocument":5}') + BEGUN + message("shutdown", 2) + message("exit"), 0),
     ],
-)
+)  # fmt: skip
 def test_a_connection_that_ends_ends_the_process(given: bytes, code: int) -> None:
     """Without a traceback, and with nothing but messages in the output."""
     found, out, said = ended(given)

@@ -1,7 +1,5 @@
 """Everything in this folder needs a CUDA device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

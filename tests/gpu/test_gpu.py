@@ -1,7 +1,5 @@
 """Policies on a GPU: kernels, bits, CUDA graphs, fused collectives, memory, offload with real streams, and profiles."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Graphs of the zoo, traced once for all tests of a process, and their facts."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

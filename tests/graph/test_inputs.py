@@ -1,7 +1,5 @@
 """Which graph input is a parameter, and what it is called."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -238,25 +236,20 @@ def test_a_parameter_read_by_get_attr_is_a_parameter() -> None:
     ("raw", "path"),
     [
         ("L['self'].model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj"),
-        ("L['fn'].model.layers.0", "model.layers.0"),
-        ("L['self']", ""),
-        ("", ""),
-        ("model.layers.0", "model.layers.0"),
+        ("L['fn'].model.layers.0", "model.layers.0"), ("L['self']", ""), ("", ""), ("model.layers.0", "model.layers.0"),
         ("L['self']._orig_mod.layers.3.mlp", "layers.3.mlp"),
         ("L['self'].layers.0._checkpoint_wrapped_module.attention.wq.weight", "layers.0.attention.wq.weight"),
         ("L['self']._fsdp_wrapped_module.layers.0._fsdp_wrapped_module.attn", "layers.0.attn"),
         ("L['self']._modules['layers']._modules['0']._modules['up']", "layers.0.up"),
         ("L['self']._modules['linear']._parameters['weight']", "linear.weight"),
-        ("L['self'].layers[0].attn", "layers.0.attn"),
-        ("L['self'].layers['0'].attn", "layers.0.attn"),
-        ('L["self"].layers["12"].attn', "layers.12.attn"),
-        ("getattr(L['self'].layers, '0').attn", "layers.0.attn"),
+        ("L['self'].layers[0].attn", "layers.0.attn"), ("L['self'].layers['0'].attn", "layers.0.attn"),
+        ('L["self"].layers["12"].attn', "layers.12.attn"), ("getattr(L['self'].layers, '0').attn", "layers.0.attn"),
         ("getattr(getattr(L['self'].model.layers, '0'), 'self_attn').q_proj", "model.layers.0.self_attn.q_proj"),
         ("L['self']._export_root.layers.0.__dict__['_modules']['_checkpoint_wrapped_module'].norm", "layers.0.norm"),
         ("L['fn'].__closure__[0].cell_contents.layers.0", "layers.0"),
         ("G['model'].encoder.layers.1", "encoder.layers.1"),
     ],
-)
+)  # fmt: skip
 def test_known_forms(raw: str, path: str) -> None:
     assert normalise(raw)[1] == path
 

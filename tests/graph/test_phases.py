@@ -1,7 +1,5 @@
 """Which nodes of a joint graph are forward, what kind a graph is, and which memory it writes."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -29,8 +27,8 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase
 from tests.graph.captured import facts_of_model, joint_of
 from tests.support.joint import capture_joint
-from tests.support.models import ZOO, counter, mlp
-from tests.tracing.test_against_eager import JacobianNet, Net, loss_of, mean_square, net
+from tests.support.models import ZOO, Function, counter, mlp
+from tests.tracing.test_against_eager import Net, loss_of, mean_square, net, with_jacobian
 
 aten = torch.ops.aten
 
@@ -154,7 +152,7 @@ def flat(
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
     def step(values: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
-        held = Holder(model, loss_fn)
+        held = Function(lambda holder, *inputs: loss_fn(holder.model, *inputs), model=model)
         loss = torch.func.functional_call(
             held, dict(zip((f"model.{name}" for name in state), values, strict=True)), tuple(inputs)
         )
@@ -167,15 +165,6 @@ def flat(
         stack.enter_context(traceback.preserve_node_meta())
         stack.enter_context(around_trace())
         return make_fx(step, tracing_mode="fake")(list(state.values()), list(batch))
-
-
-class Holder(nn.Module):
-    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
-        super().__init__()
-        self.model, self.loss_fn = model, loss_fn
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.loss_fn(self.model, *inputs)
 
 
 def by_phase(facts: Facts) -> dict[int, list[str]]:
@@ -213,7 +202,7 @@ def test_a_derivative_inside_the_forward_is_forward(around: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 4)
     contexts = {"annotation": {"around_grad": annotated}, "hooks": {"around_trace": hooked}}.get(around, {})
-    model = JacobianNet()
+    model = with_jacobian()
     ours = around == "our tracer"
     facts = collect(trace_step(model, mean_square, x).gm if ours else flat(model, mean_square, x, **contexts))
     forward, backward = positions_of(facts, Phase.FORWARD), positions_of(facts, Phase.BACKWARD)

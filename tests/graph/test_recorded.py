@@ -1,7 +1,5 @@
 """Recorded graphs in JSON: the facts are those of the graph, and whatever else a file holds is a diagnostic."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Facts in a file and back, as JSON that others record, as text, and on the device that a graph was traced on."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import os
@@ -72,27 +70,16 @@ def everything_said() -> Facts:
     facts = facts_of("%x = input\n%a = aten.sin.default(%x)\n%b = aten.add.Tensor(%a, %x)\n---\noutput(%b)")
     rows = len(facts)
     own: dict[str, Any] = {
-        "modules": ["", "layers.0", "layers.1", ""],
-        "ac_regions": [None, 3, 0, None],
-        "user_tags": [None, "MUST_SAVE", None, None],
-        "flags": [0, 1, 32767, 0],
-        "bytes": [0, 1 << 40, 3, 0],
-        "numel": [0, 1 << 39, 4, 0],
-        "shapes": [None, (1 << 39, 1), (), None],
-        "strides": [None, (1, 0), None, None],
-        "dtypes": ["", "bfloat16", "float32", ""],
-        "devices": ["", "cuda:0", "cpu", ""],
-        "flops": [0, 5, 1 << 60, 0],
-        "owners": [0, 1, 1, 3],
-        "input_kinds": [1, 0, 0, 0],
-        "input_names": ["layers.0.weight", "", "", ""],
+        "modules": ["", "layers.0", "layers.1", ""], "ac_regions": [None, 3, 0, None],
+        "user_tags": [None, "MUST_SAVE", None, None], "flags": [0, 1, 32767, 0], "bytes": [0, 1 << 40, 3, 0],
+        "numel": [0, 1 << 39, 4, 0], "shapes": [None, (1 << 39, 1), (), None], "strides": [None, (1, 0), None, None],
+        "dtypes": ["", "bfloat16", "float32", ""], "devices": ["", "cuda:0", "cpu", ""], "flops": [0, 5, 1 << 60, 0],
+        "owners": [0, 1, 1, 3], "input_kinds": [1, 0, 0, 0], "input_names": ["layers.0.weight", "", "", ""],
         "arguments": [(), (Ref(0), 1, True, 1.5, None, "float32", (Ref(0), -7)), ((Ref(1), 2),), ()],
-        "group_names": ["", "7", "", ""],
-        "annotations": [(), ("ap_must_save",), ("a", "b"), ()],
-        "uncounted": ["", "mylib.fused_mlp.default", "", ""],
-        "data_sizes": [(), (96, 0, 3072), (7, 12, -1), ()],
+        "group_names": ["", "7", "", ""], "annotations": [(), ("ap_must_save",), ("a", "b"), ()],
+        "uncounted": ["", "mylib.fused_mlp.default", "", ""], "data_sizes": [(), (96, 0, 3072), (7, 12, -1), ()],
         "data_terms": [(), (0, 32, (("u0", 8), ("u1", -8))), (-1, 0, ()), ()],
-    }
+    }  # fmt: skip
     assert all(len(column) == rows for column in own.values())
     return attrs.evolve(
         facts,
@@ -481,13 +468,9 @@ def test_an_operator_of_a_library_nobody_knows_here():
 @pytest.mark.parametrize(
     ("line", "code", "underlined"),
     [
-        ("%y = aten.mn.default(%x)", "APL503", "aten.mn.default"),
-        ("%y = aten.mm(%x)", "APL503", "aten.mm"),
-        ("%y = mm(%x)", "APL503", "mm"),
-        ("%y = aten.sin.default(%z)", "APL502", "%z"),
-        ("%x = input", "APL502", "%x"),
-        ("%y = aten.sin.default(x)", "APL501", "x"),
-        ("%y = aten.sin.default(%x) byte=8", "APL503", "byte=8"),
+        ("%y = aten.mn.default(%x)", "APL503", "aten.mn.default"), ("%y = aten.mm(%x)", "APL503", "aten.mm"),
+        ("%y = mm(%x)", "APL503", "mm"), ("%y = aten.sin.default(%z)", "APL502", "%z"), ("%x = input", "APL502", "%x"),
+        ("%y = aten.sin.default(x)", "APL501", "x"), ("%y = aten.sin.default(%x) byte=8", "APL503", "byte=8"),
         ("%y = aten.sin.default(%x) bytes=many", "APL501", "many"),
         ("%y = aten.sin.default(%x) bytes=2GFLOP", "APL501", "2GFLOP"),
         ("%y = aten.sin.default(%x) dtype=bf17", "APL501", "bf17"),
@@ -500,7 +483,7 @@ def test_an_operator_of_a_library_nobody_knows_here():
         ("%y = aten.sin.default(%x", "APL501", "%y = aten.sin.default(%x"),
         ("aten.sin.default(%x)", "APL501", "aten.sin.default(%x)"),
     ],
-)
+)  # fmt: skip
 def test_a_line_that_cannot_be_read(line: str, code: str, underlined: str):
     assert said(f"  %x = input\n  {line}  # said here\n") == [(code, underlined)]
 

@@ -1,7 +1,5 @@
 """Policies in colour: every word of the language has a kind, and no text is lost."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint
 from pathlib import Path
 

@@ -4,8 +4,6 @@ To the bit against the same model without checkpoints, dropout and routing inclu
 the others differ from one architecture to the next.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

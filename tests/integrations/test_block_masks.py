@@ -1,7 +1,5 @@
 """FlexAttention whose BlockMask is an input of the step: right to the bit, or refused by name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Architectures of Transformers, traced for a GPU from the CPU and from `meta`: the kernels that it would choose."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from typing import Any

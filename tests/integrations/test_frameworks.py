@@ -3,8 +3,6 @@
 Each where it installs (the extra ``frameworks``). To the bit: losses, gradients, weights.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

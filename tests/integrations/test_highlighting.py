@@ -1,7 +1,5 @@
 """Pygments, TextMate and tree-sitter colour the same words, and those are the words of the language."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -53,14 +51,10 @@ SENTENCES = (
     *("overlap collective within 5% of {}", "prefetch all_gather 1 block {}", "bucket all_gather {} to 3 MiB"),
     *("bucket all_gather up {} 3 MiB", "overlap collective up to 3 MiB in {}", "offload mm up to 3 MiB per {}"),
     *(
-        "save mm in last {} of blocks",
-        "{} order of mm",
-        "keep {} of mm",
-        "expect step {} <= 5 ms",
-        "device {}",
+        "save mm in last {} of blocks", "{} order of mm", "keep {} of mm", "expect step {} <= 5 ms", "device {}",
         "policy {}",
     ),
-)
+)  # fmt: skip
 """A place for each word of the language, and for what only looks like one."""
 
 
@@ -126,12 +120,8 @@ def _plain(kind: str, words: list[Lexeme], index: int) -> set[str | None]:
     if kind in ("INT", "NUMBER"):  # one behind `in` is a module
         return {None} if words[index - 1].type in ("IN", "OUTSIDE", "BLOCKS") else {"number"}
     exact = {
-        "STRING": "string",
-        "BUNDLED": "string",
-        "COMPARISON": "operator",
-        "ARROW": "operator",
-        "EQUAL": "operator",
-    }
+        "STRING": "string", "BUNDLED": "string", "COMPARISON": "operator", "ARROW": "operator", "EQUAL": "operator",
+    }  # fmt: skip
     return {exact.get(kind, "number" if kind in ("ORDINAL", "RANGE", "PERCENT") else None)}
 
 

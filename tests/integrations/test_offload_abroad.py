@@ -1,7 +1,5 @@
 """Offloading in loops of other people: to the bit the losses, gradients and weights of the same loop without."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -107,15 +105,9 @@ def by_lightning(model: nn.Module, folder: Path) -> list[Tensor]:
 
 
 OF_TRL = {
-    "use_cpu": True,
-    "bf16": False,
-    "report_to": [],
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "gradient_accumulation_steps": 2,
-    "max_steps": 2,
-    "logging_steps": 1,
-}
+    "use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no", "disable_tqdm": True,
+    "gradient_accumulation_steps": 2, "max_steps": 2, "logging_steps": 1,
+}  # fmt: skip
 
 
 def by_sft(model: Any, folder: Path, **settings: Any) -> list[Tensor]:
@@ -151,13 +143,9 @@ def by_grpo(model: Any, folder: Path, **settings: Any) -> list[Tensor]:
 
 
 LOOPS: dict[str, Callable[[Any, Path], list[Tensor]]] = {
-    "by hand": lambda model, _: frameworks.by_hand(model),
-    "Accelerate": accelerated,
-    "Trainer": by_the_trainer,
-    "Lightning": by_lightning,
-    "TRL SFT": by_sft,
-    "TRL GRPO": by_grpo,
-}
+    "by hand": lambda model, _: frameworks.by_hand(model), "Accelerate": accelerated, "Trainer": by_the_trainer,
+    "Lightning": by_lightning, "TRL SFT": by_sft, "TRL GRPO": by_grpo,
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """The callbacks that log a policy's report, in the trainers that they are for."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

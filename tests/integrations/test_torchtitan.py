@@ -1,7 +1,5 @@
 """Policies in TorchTitan 0.3.0: through its own functions, on graphs of its own tracer, and in its eager trainer."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +21,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.value_outcome import Why
 from tests.support.joint import capture_joint
-from tests.support.models import ZOO
+from tests.support.models import ZOO, Function
 from tests.support.titan import (
     Traced,
     config,
@@ -423,30 +421,17 @@ def test_blocks_that_are_compiled_as_torchtitan_compiles_them_follow_the_same_po
     assert report.recomputed.names
 
 
-class ThreeProducts(nn.Module):
+def one_block() -> nn.Module:
     """A block of products of one, one and two units of work, and a sum: the last product's result is read by nobody."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-        self.third = nn.Linear(8, 16, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.third(self.second(self.first(x))).sum()
-
-
-class OneBlock(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleDict({"0": ThreeProducts()})
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers["0"](x)
+    sizes = {"first": 8, "second": 8, "third": 16}
+    products = {name: nn.Linear(8, size, bias=False) for name, size in sizes.items()}
+    block = Function(lambda block, x: block.third(block.second(block.first(x))).sum(), **products)
+    return Function(lambda model, x: model.layers["0"](x), layers=nn.ModuleDict({"0": block}))
 
 
 def trained_once(config: Any) -> tuple[nn.Module, float]:
     """A model, and the work of the products that its backward runs, in products of 8 × 8 × 8."""
-    model = OneBlock()
+    model = one_block()
     config.build(dump_folder="").apply(model)
     loss = model(torch.randn(8, 8, requires_grad=True))
     with torch.profiler.profile(record_shapes=True) as profile:

@@ -1,7 +1,5 @@
 """Inside TorchTitan's real trainers: what its own policies compute and what ours do, step by step and bit by bit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

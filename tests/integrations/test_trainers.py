@@ -1,7 +1,5 @@
 """Trainers under a policy: that of Transformers and those of TRL, each where it installs. To the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error::policylang.er
 
 BOTH = pytest.mark.parametrize("way", list(WAYS))
 QUIET: dict[str, Any] = {
-    "max_steps": 4,
-    "per_device_train_batch_size": 2,
-    "logging_steps": 1,
-    "use_cpu": True,
-    "report_to": "none",
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "learning_rate": 1e-2,
-}
+    "max_steps": 4, "per_device_train_batch_size": 2, "logging_steps": 1, "use_cpu": True, "report_to": "none",
+    "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-2,
+}  # fmt: skip
 
 
 def _losses(trainer: Any) -> list[Tensor]:

@@ -1,7 +1,5 @@
 """The tree of a policy in an editor: of whatever the language reads, without an error, and of a mistake beside it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -78,16 +76,11 @@ def test_the_trees_of_the_corpus(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "intact"),
     [
-        ("save (mm\nsave bmm\nsave add", [1, 2]),
-        ("save mm)\nsave bmm", [1]),
-        ("save (mm # )\nsave bmm", [1]),
-        ('save (mm ")"\nsave bmm', [1]),
-        ("save (mm; save (bmm,\n add)", [1]),
-        ("save mm “ bmm\nsave bmm", [1]),
-        ("save\nsave bmm", [1]),
-        ("sav mm bmm\nlet x = bmm\nexpect saved < 3", [1, 2]),
+        ("save (mm\nsave bmm\nsave add", [1, 2]), ("save mm)\nsave bmm", [1]), ("save (mm # )\nsave bmm", [1]),
+        ('save (mm ")"\nsave bmm', [1]), ("save (mm; save (bmm,\n add)", [1]), ("save mm “ bmm\nsave bmm", [1]),
+        ("save\nsave bmm", [1]), ("sav mm bmm\nlet x = bmm\nexpect saved < 3", [1, 2]),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_stays_in_its_statement(text: str, intact: list[int]) -> None:
     root = tree_of(text)
     assert root.has_error

@@ -1,7 +1,5 @@
 """Trees that the language can write, for hypothesis."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from hypothesis import strategies as st
@@ -74,15 +72,11 @@ block_sets = st.one_of(
 
 atoms = st.sampled_from(
     [
-        s.Everything(),
-        s.Operator(None, "mm", None),
-        s.Operator("aten", "add", "Tensor"),
-        s.Operator("aten", "*attention*", None),
-        s.Operator("aten", "where", None),
-        s.Reference("matmul"),
+        s.Everything(), s.Operator(None, "mm", None), s.Operator("aten", "add", "Tensor"),
+        s.Operator("aten", "*attention*", None), s.Operator("aten", "where", None), s.Reference("matmul"),
         s.Reference("wait"),
     ]
-)
+)  # fmt: skip
 
 
 def _around(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:

@@ -1,7 +1,5 @@
 """Device profiles: what a file says, each mistake in one, whatever else it holds, and `device …` in a policy."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path
@@ -688,23 +686,10 @@ def test_places_are_looked_for_in_any_text(text: str) -> None:
 
 CELLS = st.sampled_from(
     [
-        "Group",
-        "1MB (ms)",
-        "2MB (ms)",
-        "1GB (s)",
-        "0",
-        "64",
-        "all_reduce",
-        "0.5",
-        "nan",
-        "1e999",
-        "-",
-        "---",
-        "\n",
-        "\n",
-        "é",
+        "Group", "1MB (ms)", "2MB (ms)", "1GB (s)", "0", "64", "all_reduce", "0.5", "nan", "1e999", "-", "---", "\n",
+        "\n", "é",
     ]
-)
+)  # fmt: skip
 
 
 @given(st.lists(CELLS, max_size=25).map(" ".join))

@@ -1,7 +1,5 @@
 """Canonical text and layout: what is written reads back, and is the same for all that means the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args

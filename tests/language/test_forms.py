@@ -1,7 +1,5 @@
 """Every form of the language, as it is shown where the language is described, and the tree it makes."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 

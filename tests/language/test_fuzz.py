@@ -1,7 +1,5 @@
 """Whatever a file holds, a policy or diagnostics come back: never a traceback, in bounded time."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from pathlib import Path
@@ -72,16 +70,12 @@ def test_policies_with_mistakes(text: str, chance: random.Random) -> None:
 
 
 DEEP = {
-    "parentheses": "save " + "(" * 5000 + "mm" + ")" * 5000,
-    "open parentheses": "save " + "(" * 100_000,
-    "closing parentheses": ")" * 100_000,
-    "prefixes": "save " + "first " * 5000 + "mm",
-    "filters": "save mm" + " in block" * 5000,
-    "chains": "save mm" + " chain" * 5000,
-    "negations": "save mm where " + "not " * 5000 + "is view",
-    "differences": "save mm" + " except bmm" * 5000,
+    "parentheses": "save " + "(" * 5000 + "mm" + ")" * 5000, "open parentheses": "save " + "(" * 100_000,
+    "closing parentheses": ")" * 100_000, "prefixes": "save " + "first " * 5000 + "mm",
+    "filters": "save mm" + " in block" * 5000, "chains": "save mm" + " chain" * 5000,
+    "negations": "save mm where " + "not " * 5000 + "is view", "differences": "save mm" + " except bmm" * 5000,
     "predicate parentheses": "save mm where " + "(" * 5000 + "is view" + ")" * 5000,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DEEP)

@@ -1,7 +1,5 @@
 """Files that include files, and files that cannot be read."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files as policies: exceptions, warnings, includes, files that cannot be read, and work that nobody wants any more."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys
@@ -132,14 +130,10 @@ PROFILE = "[compute]\nfloat32 = 1e12\n[memory]\nbandwidth = 1e12\n[[network]]\nr
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ('include "secret"', "APL104"),
-        ('include "../{folder}/secret"', "APL104"),
-        ('include "link.apl"', "APL104"),
-        ('device "./secret"', "APL154"),
-        ('device "link.toml"', "APL154"),
-        ('device "own.toml"', "APL158"),
+        ('include "secret"', "APL104"), ('include "../{folder}/secret"', "APL104"), ('include "link.apl"', "APL104"),
+        ('device "./secret"', "APL154"), ('device "link.toml"', "APL154"), ('device "own.toml"', "APL158"),
     ],
-)
+)  # fmt: skip
 def test_no_line_of_another_file_is_shown(text: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(SECRET, encoding="utf-8")
     for link in ("link.apl", "link.toml"):

@@ -1,7 +1,5 @@
 """What is said of a statement that is wrong, the codes of it and their pages, and what mends it."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Names and words of the language, held against the torch that is installed, and globs over names."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -106,17 +104,12 @@ def test_every_word_of_a_group_means_something_here(name: str) -> None:
 def test_attention_is_every_forward_form() -> None:
     found = group("attention")
     assert {
-        "aten.scaled_dot_product_attention",
-        "aten._scaled_dot_product_flash_attention",
-        "aten._scaled_dot_product_flash_attention_for_cpu",
-        "aten._scaled_dot_product_efficient_attention",
-        "aten._scaled_dot_product_cudnn_attention",
-        "aten._scaled_dot_product_fused_attention_overrideable",
-        "aten._flash_attention_forward",
-        "aten._efficient_attention_forward",
-        "higher_order.flex_attention",
+        "aten.scaled_dot_product_attention", "aten._scaled_dot_product_flash_attention",
+        "aten._scaled_dot_product_flash_attention_for_cpu", "aten._scaled_dot_product_efficient_attention",
+        "aten._scaled_dot_product_cudnn_attention", "aten._scaled_dot_product_fused_attention_overrideable",
+        "aten._flash_attention_forward", "aten._efficient_attention_forward", "higher_order.flex_attention",
         "torch_attn._varlen_attn",
-    } <= found
+    } <= found  # fmt: skip
     assert not [name for name in found if "backward" in name]
 
 
@@ -237,41 +230,23 @@ def test_a_text_without_a_statement_decides_nothing() -> None:
 @pytest.mark.parametrize(
     ("glob", "path", "outermost"),
     [
-        ("layers.*", "layers.0", "layers.0"),
-        ("layers.*", "model.layers.0.self_attn.q_proj", "model.layers.0"),
-        ("layers.*", "layers", None),
-        ("layers.*", "my_layers.0", None),
-        ("/layers.*", "layers.3.wo", "layers.3"),
-        ("/layers.*", "model.layers.3.wo", None),
-        ("layers.*.attention", "layers.0.attention.wo", "layers.0.attention"),
+        ("layers.*", "layers.0", "layers.0"), ("layers.*", "model.layers.0.self_attn.q_proj", "model.layers.0"),
+        ("layers.*", "layers", None), ("layers.*", "my_layers.0", None), ("/layers.*", "layers.3.wo", "layers.3"),
+        ("/layers.*", "model.layers.3.wo", None), ("layers.*.attention", "layers.0.attention.wo", "layers.0.attention"),
         ("layers.*.attention", "layers.0.inner.attention.wo", None),
         ("layers.**.attention", "layers.0.inner.attention.wo", "layers.0.inner.attention"),
-        ("layers.**.wo", "layers.wo", "layers.wo"),
-        ("layers.**", "layers", None),
-        ("layers.**", "layers.0.wo", "layers.0"),
-        ("**", "a.b", "a"),
-        ("**.wo", "a.b.wo.c", "a.b.wo"),
-        ("/**.wo", "a.b.wo.c", "a.b.wo"),
-        ("a.**.**.b", "a.x.b", "a.x.b"),
-        ("layers.{0,1,31}", "layers.31.wo", "layers.31"),
-        ("layers.{0, 1}", "layers.1", "layers.1"),
-        ("layers.{0,1,31}", "layers.3", None),
-        ("layers.[0-3]", "layers.2", "layers.2"),
-        ("layers.[0-3]", "layers.4", None),
-        ("layers.[0-3]", "layers.12", None),
-        ("layers.[!0-3]", "layers.4", "layers.4"),
-        ("layers.?", "layers.12", None),
-        ("layers.1?", "layers.12", "layers.12"),
-        ("h.*", "transformer.h.0.h.1", "transformer.h.0"),
-        ("Layers.*", "layers.0", None),
-        ("layers.*", "", None),
-        ("*_proj", "layers.0.q_proj", "layers.0.q_proj"),
-        ("*_proj", "layers.0.proj", None),
-        ("a*b*c", "aXbYc", "aXbYc"),
-        ("a*b*c", "acb", None),
-        ("0", "0.1", "0"),
+        ("layers.**.wo", "layers.wo", "layers.wo"), ("layers.**", "layers", None),
+        ("layers.**", "layers.0.wo", "layers.0"), ("**", "a.b", "a"), ("**.wo", "a.b.wo.c", "a.b.wo"),
+        ("/**.wo", "a.b.wo.c", "a.b.wo"), ("a.**.**.b", "a.x.b", "a.x.b"),
+        ("layers.{0,1,31}", "layers.31.wo", "layers.31"), ("layers.{0, 1}", "layers.1", "layers.1"),
+        ("layers.{0,1,31}", "layers.3", None), ("layers.[0-3]", "layers.2", "layers.2"),
+        ("layers.[0-3]", "layers.4", None), ("layers.[0-3]", "layers.12", None),
+        ("layers.[!0-3]", "layers.4", "layers.4"), ("layers.?", "layers.12", None),
+        ("layers.1?", "layers.12", "layers.12"), ("h.*", "transformer.h.0.h.1", "transformer.h.0"),
+        ("Layers.*", "layers.0", None), ("layers.*", "", None), ("*_proj", "layers.0.q_proj", "layers.0.q_proj"),
+        ("*_proj", "layers.0.proj", None), ("a*b*c", "aXbYc", "aXbYc"), ("a*b*c", "acb", None), ("0", "0.1", "0"),
     ],
-)
+)  # fmt: skip
 def test_outermost(glob: str, path: str, outermost: str | None) -> None:
     matcher = PathGlob(glob)
     assert matcher.outermost(path) == outermost
@@ -281,14 +256,10 @@ def test_outermost(glob: str, path: str, outermost: str | None) -> None:
 @pytest.mark.parametrize(
     ("glob", "path", "matches"),
     [
-        ("layers.*", "layers.0", True),
-        ("layers.*", "model.layers.0", True),
-        ("layers.*", "layers.0.wo", False),
-        ("layers.**", "layers.0.wo", True),
-        ("/layers.*", "model.layers.0", False),
-        ("h.*", "h.0.h.1", True),
+        ("layers.*", "layers.0", True), ("layers.*", "model.layers.0", True), ("layers.*", "layers.0.wo", False),
+        ("layers.**", "layers.0.wo", True), ("/layers.*", "model.layers.0", False), ("h.*", "h.0.h.1", True),
     ],
-)
+)  # fmt: skip
 def test_matches_to_the_end(glob: str, path: str, matches: bool) -> None:
     assert PathGlob(glob).matches(path) is matches
 
@@ -296,18 +267,11 @@ def test_matches_to_the_end(glob: str, path: str, matches: bool) -> None:
 @pytest.mark.parametrize(
     ("glob", "name", "matches"),
     [
-        ("*attention*", "_scaled_dot_product_flash_attention", True),
-        ("*attention*", "Attention", False),
-        ("mm", "mm", True),
-        ("mm", "bmm", False),
-        ("*mm", "addmm", True),
-        ("{mm,bmm}", "bmm", True),
-        ("{mm,bmm}", "addmm", False),
-        ("a*a*a", "aa", False),
-        ("a*a*a", "aXa1a", True),
-        ("*", "", True),
+        ("*attention*", "_scaled_dot_product_flash_attention", True), ("*attention*", "Attention", False),
+        ("mm", "mm", True), ("mm", "bmm", False), ("*mm", "addmm", True), ("{mm,bmm}", "bmm", True),
+        ("{mm,bmm}", "addmm", False), ("a*a*a", "aa", False), ("a*a*a", "aXa1a", True), ("*", "", True),
     ],
-)
+)  # fmt: skip
 def test_names(glob: str, name: str, matches: bool) -> None:
     assert NameGlob(glob).matches(name) is matches
 
@@ -369,18 +333,9 @@ def known_words() -> set[str]:
     pairs = {terminal_texts().get(each, ("every 2nd",))[0] for each in word_pairs()}
     predicates = {*FLAGS, *MEASURES, *PROPERTIES, *OF_PREDICATES}
     named = {
-        *ACTIONS,
-        *lexer().openers,
-        *FIGURES,
-        *UNITS,
-        *NAMES_IN_ONE_PLACE,
-        "within",
-        "stage",
-        "stages",
-        "3rd",
-        "at least",
-        "at most",
-    }
+        *ACTIONS, *lexer().openers, *FIGURES, *UNITS, *NAMES_IN_ONE_PLACE, "within", "stage", "stages", "3rd",
+        "at least", "at most",
+    }  # fmt: skip
     return {*keywords(), *pairs, *predicates, *named, *SIGNS}
 
 
@@ -565,25 +520,19 @@ def test_a_selector_that_stands_twice_is_one_rule():
 @pytest.mark.parametrize(
     ("string", "code", "underlined"),
     [
-        ("", "APL530", ""),
-        (f"{GATE} |", "APL530", ""),
-        ("layers.*.wo", "APL530", "layers.*.wo"),
+        ("", "APL530", ""), (f"{GATE} |", "APL530", ""), ("layers.*.wo", "APL530", "layers.*.wo"),
         ("layers.*.wo:aten.mm.default", "APL530", "layers.*.wo:aten.mm.default"),
-        ("::aten.mm.default", "APL530", "::aten.mm.default"),
-        ("layers.*.wo::", "APL530", "layers.*.wo::"),
-        ("a::aten.mm.default::b", "APL530", "a::aten.mm.default::b"),
-        ("layers.*.wo::mm", "APL530", "mm"),
-        ("layers.*.wo::aten.mm", "APL530", "aten.mm"),
-        ("layers.*.wo::aten.*.default", "APL530", "aten.*.default"),
+        ("::aten.mm.default", "APL530", "::aten.mm.default"), ("layers.*.wo::", "APL530", "layers.*.wo::"),
+        ("a::aten.mm.default::b", "APL530", "a::aten.mm.default::b"), ("layers.*.wo::mm", "APL530", "mm"),
+        ("layers.*.wo::aten.mm", "APL530", "aten.mm"), ("layers.*.wo::aten.*.default", "APL530", "aten.*.default"),
         ("layers.*.wo::aten.mn.default", "APL101", "aten.mn.default"),
         ("layers.*.wo::aten.mm.defualt", "APL101", "aten.mm.defualt"),
         ("layers..wo::aten.mm.default", "APL112", "layers..wo"),
         ("layers.**.wo::aten.mm.default", "APL531", "layers.**.wo"),
         ("layers.{0,1}.wo::aten.mm.default", "APL531", "layers.{0,1}.wo"),
-        ("/layers.0::aten.mm.default", "APL531", "/layers.0"),
-        ("layers 0::aten.mm.default", "APL531", "layers 0"),
+        ("/layers.0::aten.mm.default", "APL531", "/layers.0"), ("layers 0::aten.mm.default", "APL531", "layers 0"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_with_a_string(string, code, underlined):
     assert said(string) == [(code, underlined)]
     assert import_save_ops(string).text is None

@@ -1,7 +1,5 @@
 """What calls do: by their schemas, which memory they write, and how much they compute."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -53,25 +51,18 @@ def test_names(target: object, name: str) -> None:
 @pytest.mark.parametrize(
     ("target", "flags"),
     [
-        (aten.mm.default, Flag.COMPUTE),
-        (aten.view.default, Flag.VIEW),
+        (aten.mm.default, Flag.COMPUTE), (aten.view.default, Flag.VIEW),
         (aten.split.Tensor, Flag.VIEW | Flag.MULTI_OUTPUT),
-        (aten.native_dropout.default, Flag.RANDOM | Flag.MULTI_OUTPUT),
-        (aten.rand_like.default, Flag.RANDOM),
-        (aten.add_.Tensor, Flag.WRITES),
-        (aten.copy_.default, Flag.WRITES),
-        (aten._assert_async.msg, Flag.EFFECTFUL),
-        (aten._assert_scalar.default, Flag.EFFECTFUL),
-        (c10d.all_gather_into_tensor.default, Flag.COLLECTIVE),
+        (aten.native_dropout.default, Flag.RANDOM | Flag.MULTI_OUTPUT), (aten.rand_like.default, Flag.RANDOM),
+        (aten.add_.Tensor, Flag.WRITES), (aten.copy_.default, Flag.WRITES), (aten._assert_async.msg, Flag.EFFECTFUL),
+        (aten._assert_scalar.default, Flag.EFFECTFUL), (c10d.all_gather_into_tensor.default, Flag.COLLECTIVE),
         (c10d.reduce_scatter_tensor.default, Flag.COLLECTIVE),
-        (c10d.all_reduce_.default, Flag.COLLECTIVE | Flag.WRITES),
-        (c10d.wait_tensor.default, 0),
+        (c10d.all_reduce_.default, Flag.COLLECTIVE | Flag.WRITES), (c10d.wait_tensor.default, 0),
         (torch.ops.higher_order.with_effects, Flag.EFFECTFUL),
-        (torch.ops.higher_order.run_and_save_rng_state, Flag.RANDOM),
-        (torch.ops.higher_order.run_with_rng_state, 0),
+        (torch.ops.higher_order.run_and_save_rng_state, Flag.RANDOM), (torch.ops.higher_order.run_with_rng_state, 0),
         (operator.getitem, 0),
     ],
-)
+)  # fmt: skip
 def test_flags(target: object, flags: int) -> None:
     assert describe(target).flags == flags
 

@@ -1,7 +1,5 @@
 """Every operator of the table against torch: values, strides, layout, categories and defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from math import prod
@@ -94,43 +92,27 @@ def expanded(data: st.DataObject, tensor: torch.Tensor) -> tuple[Any, ...]:
 nothing: Draw = lambda data, tensor: ()  # noqa: E731
 a_dim: Draw = lambda data, tensor: (dim_of(data, tensor),)  # noqa: E731
 ARGUMENTS: dict[str, Draw] = {
-    WAIT: nothing,
-    "aten._reshape_alias.default": lambda data, tensor: (list(tensor.shape), list(tensor.stride())),
+    WAIT: nothing, "aten._reshape_alias.default": lambda data, tensor: (list(tensor.shape), list(tensor.stride())),
     "aten._to_copy.default": lambda data, tensor: (None, None, None, None, False, *a_format(data, tensor)),
-    "aten._unsafe_view.default": a_view,
-    "aten.alias.default": nothing,
-    "aten.cat.default": a_dim,
+    "aten._unsafe_view.default": a_view, "aten.alias.default": nothing, "aten.cat.default": a_dim,
     "aten.chunk.default": lambda data, tensor: (data.draw(st.integers(1, 5)), dim_of(data, tensor)),
-    "aten.clone.default": a_format,
-    "aten.constant_pad_nd.default": pads,
-    "aten.contiguous.default": nothing,
-    "aten.detach.default": nothing,
-    "aten.expand.default": expanded,
-    "aten.flatten.using_ints": a_flattening,
+    "aten.clone.default": a_format, "aten.constant_pad_nd.default": pads, "aten.contiguous.default": nothing,
+    "aten.detach.default": nothing, "aten.expand.default": expanded, "aten.flatten.using_ints": a_flattening,
     "aten.lift_fresh.default": nothing,
     "aten.movedim.int": lambda data, tensor: (dim_of(data, tensor), dim_of(data, tensor)),
-    "aten.movedim.intlist": two_lists,
-    "aten.narrow.default": a_narrow,
-    "aten.permute.default": lambda data, tensor: (some_of(data, tensor, tensor.ndim),),
-    "aten.reshape.default": a_view,
-    "aten.select.int": a_select,
-    "aten.slice.Tensor": a_slice,
+    "aten.movedim.intlist": two_lists, "aten.narrow.default": a_narrow,
+    "aten.permute.default": lambda data, tensor: (some_of(data, tensor, tensor.ndim),), "aten.reshape.default": a_view,
+    "aten.select.int": a_select, "aten.slice.Tensor": a_slice,
     "aten.split.Tensor": lambda data, tensor: (data.draw(st.integers(1, 4)), dim_of(data, tensor)),
-    "aten.split.sizes": sizes,
-    "aten.split_with_sizes.default": sizes,
-    "aten.squeeze.default": nothing,
+    "aten.split.sizes": sizes, "aten.split_with_sizes.default": sizes, "aten.squeeze.default": nothing,
     "aten.squeeze.dim": a_dim,
     "aten.squeeze.dims": lambda data, tensor: (some_of(data, tensor, data.draw(st.integers(0, tensor.ndim))),),
-    "aten.stack.default": lambda data, tensor: (dim_of(data, tensor, more=1),),
-    "aten.t.default": nothing,
-    "aten.transpose.int": lambda data, tensor: (dim_of(data, tensor), dim_of(data, tensor)),
-    "aten.unbind.int": a_dim,
-    "aten.unflatten.int": factors_of,
-    "aten.unsqueeze.default": lambda data, tensor: (dim_of(data, tensor, more=1),),
-    "aten.view.default": a_view,
-    "aten.view.dtype": lambda data, tensor: (torch.float64,),
+    "aten.stack.default": lambda data, tensor: (dim_of(data, tensor, more=1),), "aten.t.default": nothing,
+    "aten.transpose.int": lambda data, tensor: (dim_of(data, tensor), dim_of(data, tensor)), "aten.unbind.int": a_dim,
+    "aten.unflatten.int": factors_of, "aten.unsqueeze.default": lambda data, tensor: (dim_of(data, tensor, more=1),),
+    "aten.view.default": a_view, "aten.view.dtype": lambda data, tensor: (torch.float64,),
     "prims.convert_element_type.default": lambda data, tensor: (torch.int64,),
-}
+}  # fmt: skip
 CALLED = sorted(set(layouts.MOVERS) - {ALL_REDUCE, GATHER, SCATTER, GETITEM})
 
 

@@ -1,7 +1,5 @@
 """The wheel and the extension for VS Code carry what they need; ``scripts/test --changed`` runs what can break."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -293,17 +291,10 @@ def test_one_command_makes_the_extension_with_what_it_needs_and_nothing_else(nod
         bundle = package.read("extension/dist/extension.js").decode()
         licences = package.read("extension/dist/LICENSES.txt").decode()
     assert names == {
-        "package.json",
-        "readme.md",
-        "changelog.md",
-        "LICENSE.txt",
-        "language-configuration.json",
-        "syntaxes/policylang.tmLanguage.json",
-        "snippets/policylang.json",
-        "images/icon.png",
-        "dist/extension.js",
+        "package.json", "readme.md", "changelog.md", "LICENSE.txt", "language-configuration.json",
+        "syntaxes/policylang.tmLanguage.json", "snippets/policylang.json", "images/icon.png", "dist/extension.js",
         "dist/LICENSES.txt",
-    }
+    }  # fmt: skip
     assert json.loads(held)["version"] == MANIFEST["version"]
     assert "vscode-languageclient" in licences
     assert str(ROOT) not in bundle

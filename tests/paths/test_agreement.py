@@ -1,7 +1,5 @@
 """The same policy on every path of real models: the same decisions and numbers, and one register of paths."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -4,8 +4,6 @@ It shares nothing with policylang.planning but the data that goes in: sets of ro
 repetition. Every helper is written again here in the plainest way, globs, chains and blocks included.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache

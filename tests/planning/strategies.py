@@ -4,8 +4,6 @@ what is read off plans.
 The random graphs have everything a planner can trip over: multi-output operators, collectives and their waits, the FSDP
 fan-out, sizes, views, random and mutating operators, checkpoint regions, backward nodes among the forward ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fractions import Fraction
 
@@ -34,20 +32,13 @@ QUICK = DeviceProfile(
 SPAN = span("any")
 MODULES = ("", "head", "layers.0", "layers.0.attn", "layers.1.attn", "layers.1.mlp.up", "layers.2.attn")
 PLAIN = (
-    ("aten.mm.default", 0),
-    ("aten.mm.default", Flag.COMPUTE),
-    ("aten.add.Tensor", 0),
-    ("aten.add.Scalar", Flag.RECORDED_SAVED),
-    ("prims.convert_element_type.default", 0),
-    ("aten.view.default", Flag.VIEW),
-    ("aten.bernoulli.p", Flag.RANDOM),
-    ("aten.mean.dim", Flag.READS_MUTATED),
-    ("aten.copy_.default", Flag.WRITES),
-    ("aten.bernoulli_.float", Flag.WRITES | Flag.REPEATABLE),
-    ("aten.sym_size.int", Flag.SYMBOLIC),
-    ("prims.inductor_seeds.default", Flag.SEED | Flag.RANDOM),
+    ("aten.mm.default", 0), ("aten.mm.default", Flag.COMPUTE), ("aten.add.Tensor", 0),
+    ("aten.add.Scalar", Flag.RECORDED_SAVED), ("prims.convert_element_type.default", 0),
+    ("aten.view.default", Flag.VIEW), ("aten.bernoulli.p", Flag.RANDOM), ("aten.mean.dim", Flag.READS_MUTATED),
+    ("aten.copy_.default", Flag.WRITES), ("aten.bernoulli_.float", Flag.WRITES | Flag.REPEATABLE),
+    ("aten.sym_size.int", Flag.SYMBOLIC), ("prims.inductor_seeds.default", Flag.SEED | Flag.RANDOM),
     ("aten._print.default", Flag.EFFECTFUL),
-)
+)  # fmt: skip
 STEERING = ("aten.index.Tensor", "aten.gather.default", "aten.where.self")
 
 

@@ -1,12 +1,18 @@
 """Policies that cost more than they need to: each is a warning with its figures, and gone with the first fix."""
 
-from __future__ import annotations
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+from attrs import evolve
 
+import policylang
 from policylang.api.load import load_device
 from policylang.api.planned_graphs import facts_of, on_graph
+from policylang.commands.cli import main
 from policylang.graph.facts import Facts
+from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, Severity
 from policylang.language.files import bundled_names
 from policylang.language.loader import parse_policy
@@ -24,16 +30,11 @@ OFFLOADED = "device h100-sxm\nundecided -> save\noffload relu"
 BESIDE = f"recompute everything in block\nsave matmul or silu in block\n{CROSSING}"
 NEAR = "undecided -> save\nlet large = everything where bytes >= 12.1 MiB\nrecompute large in block"
 CASES = {
-    "APL701": ("llama3_8b", FULL),
-    "APL702": ("llama3_8b", "blocks model.layers\nrecompute everything in block"),
-    "APL703": ("llama3_8b", ATTENTION),
-    "APL704": ("long_context", STAGED),
-    "APL705": ("tensor_parallel", EACH),
-    "APL706": ("resnet50", OFFLOADED),
-    "APL707": ("llama3_8b", f"{EACH}\nsave aten.scalar_tensor"),
-    "APL708": ("gpt2", NEAR),
-    "APL709": ("llama3_8b", BESIDE),
-}
+    "APL701": ("llama3_8b", FULL), "APL702": ("llama3_8b", "blocks model.layers\nrecompute everything in block"),
+    "APL703": ("llama3_8b", ATTENTION), "APL704": ("long_context", STAGED), "APL705": ("tensor_parallel", EACH),
+    "APL706": ("resnet50", OFFLOADED), "APL707": ("llama3_8b", f"{EACH}\nsave aten.scalar_tensor"),
+    "APL708": ("gpt2", NEAR), "APL709": ("llama3_8b", BESIDE),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -275,3 +276,57 @@ def test_what_is_saved_beside_its_source_is_weighed_by_a_plan_without_it(graphs:
     took = plans[1].shown_step_time.recomputed - plans[0].shown_step_time.recomputed
     assert f"({format_quantity(took, 'seconds')} on h100-sxm)" in costly.help
     assert costly.details[0].endswith("128 MiB, from add_8")
+
+
+# --- what `fuse` is worth on a device ---
+GRAPH = "docs/graphs/fsdp.graph"
+TEXT = "optional fuse all_gather chains\nundecided -> save"
+
+
+def warned(text: str, device: DeviceProfile | str | None) -> list[policylang.Diagnostic]:
+    found = policylang.check(policylang.parse(text), graph=GRAPH, device=device).diagnostics
+    return [each for each in found if each.code == "APL380"]
+
+
+def test_a_gather_that_leaves_its_server_is_a_warning_with_its_figures() -> None:
+    (found,) = warned(TEXT, "h100-sxm")
+    assert found.message == (
+        "`optional fuse all_gather chains` slows the step on h100-sxm, from 360.2 ms to 453.8 ms: "
+        "157.4 ms of it waits for collectives, without the line 63.8 ms"
+    )
+    assert found.details == ("75 over 128 ranks, in place of 16 and 8",)
+    assert (found.severity.value, found.span is not None) == ("warning", True)
+    assert found.fixes[0].applied(found.span.source).strip() == "undecided -> save"  # type: ignore[union-attr]
+
+
+def test_on_one_network_it_gains_and_without_a_device_nothing_is_said() -> None:
+    device = policylang.load_device("h100-sxm")
+    whole = evolve(device, networks=tuple(each for each in device.networks if each.ranks is None))
+    assert not warned(TEXT, whole)
+    assert not warned(TEXT, None)
+
+
+def highest(document: dict[str, Any]) -> int:
+    return max(document["with"]["peak"][half] for half in ("forward", "backward"))
+
+
+def test_what_a_line_is_worth_is_the_step_with_it_less_the_step_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "one.apl"
+    steps = []
+    for text in (TEXT, "undecided -> save\n"):
+        path.write_text(text)
+        main(["plan", str(path), "--graph", GRAPH, "--device", "h100-sxm", "--output-format", "json"])
+        steps.append(json.loads(capsys.readouterr().out))
+    under, without = steps
+    assert not without["rewrites"]
+    (rewrite,) = under["rewrites"]
+    assert (rewrite["text"], rewrite["rewritten"], rewrite["fewer_collectives"]) == (
+        "optional fuse all_gather chains",
+        75,
+        75,
+    )
+    for figure in ("step_seconds", "exposed_seconds", "saved_bytes"):
+        assert rewrite["worth"][figure] == pytest.approx(under["with"][figure] - without["with"][figure])
+    assert rewrite["worth"]["peak_bytes"] == highest(under) - highest(without)

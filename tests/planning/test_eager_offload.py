@@ -1,7 +1,5 @@
 """The plan of a whole model in eager, where values wait on the host: by hand, and against a slow schedule."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """What is wrong between a policy and a graph: rules without a match, one cause as one error, and what mends it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import get_args
@@ -594,16 +592,12 @@ def test_what_a_file_cannot_answer_is_refused_by_name(text: str) -> None:
 
 
 UNANSWERABLE_LINES: dict[type, str] = {
-    syntax.Rule: "save {}",
-    syntax.Let: "let picked = {}\noptional save picked",
-    syntax.Bucket: "optional bucket ({}) per block",
-    syntax.Prefetch: "optional prefetch ({}) 1 block ahead",
-    syntax.Delay: "optional delay ({}) 1 block",
-    syntax.Overlap: "device h100-sxm\noptional overlap ({})",
-    syntax.KeepOrder: "optional keep order of ({})",
-    syntax.ExpectCount: "expect at most 9 ({})",
+    syntax.Rule: "save {}", syntax.Let: "let picked = {}\noptional save picked",
+    syntax.Bucket: "optional bucket ({}) per block", syntax.Prefetch: "optional prefetch ({}) 1 block ahead",
+    syntax.Delay: "optional delay ({}) 1 block", syntax.Overlap: "device h100-sxm\noptional overlap ({})",
+    syntax.KeepOrder: "optional keep order of ({})", syntax.ExpectCount: "expect at most 9 ({})",
     syntax.ExpectFate: "expect no ({}) recomputed",
-}
+}  # fmt: skip
 ASKED = {
     "APL358": "all_gather where not annotated a",
     "APL310": "all_gather where not recorded saved",

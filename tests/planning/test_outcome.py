@@ -1,7 +1,5 @@
 """What the backward needs and when: values saved, recomputed and offloaded, the schedule, and the cuts of stages."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is alive at the peak: by hand, against a slow account, the simulator and what ``MemTracker`` sees."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from operator import getitem
@@ -46,7 +44,7 @@ from tests.support.flat_graphs import copy_graph
 from tests.support.joint import Joint, capture_joint
 from tests.support.lines import ABLE, Line, mesh_of
 from tests.support.measured import measured, measured_flat
-from tests.support.models import ZOO
+from tests.support.models import ZOO, Function
 from tests.support.random_flat import random_flat
 from tests.support.shared_graphs import JOINT as RECORDED
 from tests.support.shared_graphs import ONE_DEVICE, shared_facts
@@ -150,13 +148,9 @@ def _touched(facts: Facts, steps: list[tuple[int, int, int]]) -> dict[Copy, list
 
 few = settings(max_examples=examples(15, 40))
 _WORDS = {
-    Origin.FIRST_RUN: "run",
-    Origin.SECOND_RUN: "run",
-    Origin.COPY_FROM_HOST: "fetched",
-    Origin.INPUT: "input",
-    Origin.TANGENT: "input",
-    Origin.GENERATOR_STATE: "state",
-}
+    Origin.FIRST_RUN: "run", Origin.SECOND_RUN: "run", Origin.COPY_FROM_HOST: "fetched", Origin.INPUT: "input",
+    Origin.TANGENT: "input", Origin.GENERATOR_STATE: "state",
+}  # fmt: skip
 
 
 def fast_lifetimes(found: Lifetimes) -> Counter[tuple[Piece, int, int]]:
@@ -450,31 +444,22 @@ def llama_8b(layers: int) -> Joint:
     """A sequence of 8192 tokens through layers of Llama-3 8B, on fake tensors: nothing of it needs memory."""
     if layers not in _captured:
         with FakeTensorMode():
-            _captured[layers] = capture_joint(_Llama(layers), (torch.zeros(1, 8192, dtype=torch.int64),))
+            _captured[layers] = capture_joint(_llama(layers), (torch.zeros(1, 8192, dtype=torch.int64),))
     return _captured[layers]
 
 
-class _Llama(nn.Module):
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        from transformers import LlamaConfig, LlamaForCausalLM
+def _llama(layers: int) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-        config = LlamaConfig(
-            vocab_size=128256,
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            num_hidden_layers=layers,
-            use_cache=False,
-            attn_implementation="sdpa",
-            dtype=torch.bfloat16,
-        )
-        self.model = LlamaForCausalLM._from_config(config).train()
+    sizes = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+    how = {"use_cache": False, "attn_implementation": "sdpa", "dtype": torch.bfloat16}
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits = self.model(input_ids=tokens, use_cache=False).logits
+    def forward(module: Any, tokens: Tensor) -> Tensor:
+        logits = module.model(input_ids=tokens, use_cache=False).logits
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+
+    return Function(forward, model=LlamaForCausalLM._from_config(LlamaConfig(**sizes, **heads, **how)).train())
 
 
 @pytest.mark.parametrize(

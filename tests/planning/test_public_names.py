@@ -1,7 +1,5 @@
 """What people call operations, sizes that come from data, and paths by name: registers, held against traces."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -29,6 +27,8 @@ from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.order.statements import cannot_order
 from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import Selections
+from tests.support import models
+from tests.support.models import Layers
 from tests.support.textgraph import facts_of
 from tests.support.versions import needs_traced_generators
 
@@ -57,41 +57,29 @@ COMMON: Mapping[str, Function] = {
     "embedding": lambda x, w, b: F.embedding(_labels(), w),
 }
 OTHERS: Mapping[str, Function] = {
-    "matmul": lambda x, w, b: torch.matmul(x, w),
-    "einsum": lambda x, w, b: torch.einsum("bsd,de->bse", x, w),
+    "matmul": lambda x, w, b: torch.matmul(x, w), "einsum": lambda x, w, b: torch.einsum("bsd,de->bse", x, w),
     "flash_attention": lambda x, w, b: F.scaled_dot_product_attention(*[x[:, None]] * 3),
-    "log_softmax": lambda x, w, b: F.log_softmax(x, -1),
-    "group_norm": lambda x, w, b: F.group_norm(x, 4),
+    "log_softmax": lambda x, w, b: F.log_softmax(x, -1), "group_norm": lambda x, w, b: F.group_norm(x, 4),
     "batch_norm": lambda x, w, b: F.batch_norm(x, torch.zeros(8), torch.ones(8), training=True),
-    "instance_norm": lambda x, w, b: F.instance_norm(x),
-    "normalize": lambda x, w, b: F.normalize(x, dim=-1),
+    "instance_norm": lambda x, w, b: F.instance_norm(x), "normalize": lambda x, w, b: F.normalize(x, dim=-1),
     "nll_loss": lambda x, w, b: F.nll_loss(x.reshape(-1, WIDTH), _labels()),
-    "mse_loss": lambda x, w, b: F.mse_loss(x, x * 2),
-    "l1_loss": lambda x, w, b: F.l1_loss(x, x * 2),
+    "mse_loss": lambda x, w, b: F.mse_loss(x, x * 2), "l1_loss": lambda x, w, b: F.l1_loss(x, x * 2),
     "bce_with_logits": lambda x, w, b: F.binary_cross_entropy_with_logits(x, torch.ones_like(x)),
-    "conv1d": lambda x, w, b: F.conv1d(x, w[:8, :8, None]),
-    "max_pool2d": lambda x, w, b: F.max_pool2d(x, 2),
+    "conv1d": lambda x, w, b: F.conv1d(x, w[:8, :8, None]), "max_pool2d": lambda x, w, b: F.max_pool2d(x, 2),
     "avg_pool2d": lambda x, w, b: F.avg_pool2d(x, 2),
     "adaptive_avg_pool2d": lambda x, w, b: F.adaptive_avg_pool2d(x, 1),
     "masked_fill": lambda x, w, b: x.masked_fill(torch.ones(WIDTH, dtype=torch.bool), 0.0),
-    "cat": lambda x, w, b: torch.cat([x, x], -1),
-    "stack": lambda x, w, b: torch.stack([x, x]),
-    "chunk": lambda x, w, b: x.chunk(2, -1)[0] * 1,
-    "reshape": lambda x, w, b: x.reshape(-1) * 1,
-    "flatten": lambda x, w, b: x.flatten() * 1,
-    "transpose": lambda x, w, b: x.transpose(0, 1) * 1,
-    "contiguous": lambda x, w, b: x.transpose(0, 1).contiguous(),
-    "float": lambda x, w, b: x.bfloat16().float(),
-    "rsub": lambda x, w, b: 1 - x,
-    "std": lambda x, w, b: x.std(-1),
-    "repeat_interleave": lambda x, w, b: x.repeat_interleave(2, 1),
-    "repeat": lambda x, w, b: x.repeat(2, 1, 1),
+    "cat": lambda x, w, b: torch.cat([x, x], -1), "stack": lambda x, w, b: torch.stack([x, x]),
+    "chunk": lambda x, w, b: x.chunk(2, -1)[0] * 1, "reshape": lambda x, w, b: x.reshape(-1) * 1,
+    "flatten": lambda x, w, b: x.flatten() * 1, "transpose": lambda x, w, b: x.transpose(0, 1) * 1,
+    "contiguous": lambda x, w, b: x.transpose(0, 1).contiguous(), "float": lambda x, w, b: x.bfloat16().float(),
+    "rsub": lambda x, w, b: 1 - x, "std": lambda x, w, b: x.std(-1),
+    "repeat_interleave": lambda x, w, b: x.repeat_interleave(2, 1), "repeat": lambda x, w, b: x.repeat(2, 1, 1),
     "square": lambda x, w, b: x.square(),
     "index_select": lambda x, w, b: x.index_select(0, torch.zeros(2, dtype=torch.long)),
-    "logsumexp": lambda x, w, b: x.logsumexp(-1),
-    "relu6": lambda x, w, b: F.relu6(x),
+    "logsumexp": lambda x, w, b: x.logsumexp(-1), "relu6": lambda x, w, b: F.relu6(x),
     "logsigmoid": lambda x, w, b: F.logsigmoid(x),
-}
+}  # fmt: skip
 ACTIVATIONS: Mapping[str, Function] = {
     "gelu": COMMON["gelu"],
     "silu": COMMON["silu"],
@@ -103,22 +91,13 @@ OTHER_ACTIVATIONS: Mapping[str, Function] = {
     **{
         name: (lambda x, w, b, name=name: getattr(F, name)(x))
         for name in [
-            "sigmoid",
-            "tanh",
-            "leaky_relu",
-            "elu",
-            "celu",
-            "selu",
-            "softplus",
-            "hardsigmoid",
-            "hardswish",
-            "glu",
+            "sigmoid", "tanh", "leaky_relu", "elu", "celu", "selu", "softplus", "hardsigmoid", "hardswish", "glu",
         ]
     },
     "prelu": lambda x, w, b: F.prelu(x, b[:8]),
     "by hand": lambda x, w, b: x * torch.sigmoid(1.702 * x),
     "gelu of GPT-2": lambda x, w, b: 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3.0)))),
-}
+}  # fmt: skip
 
 
 @cache
@@ -266,16 +245,9 @@ class Experts(nn.Module):
         return x + total
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(Experts() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x.pow(2).mean()
+def Model() -> Layers:
+    torch.manual_seed(0)
+    return Layers(Experts(), Experts(), end=lambda x: x.pow(2).mean())
 
 
 def tokens(seed: int = 0) -> Tensor:
@@ -353,18 +325,9 @@ def test_in_eager_the_sizes_are_those_of_the_first_call() -> None:
     assert note in json.loads(report.to_json())["notes"]
 
 
-class Picks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-        self.layers[1].forward = lambda x: x[torch.tensor([1, 0, 1])].sin()  # type: ignore[method-assign]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers[1](self.layers[0](x)).sum()
-
-
 def test_what_is_picked_by_positions_is_of_a_known_size() -> None:
-    model = policylang.checkpoint_model(Picks(), policylang.parse("recompute everything in block"))
+    picks = Layers(nn.Linear(4, 4), models.Function(lambda x: x[torch.tensor([1, 0, 1])].sin()), end=torch.sum)
+    model = policylang.checkpoint_model(picks, policylang.parse("recompute everything in block"))
     model(torch.ones(2, 4)).backward()
     assert not policylang.report(model).notes
 
@@ -392,11 +355,7 @@ def test_eager_leaves_to_fsdp_what_fsdp_can_order() -> None:
     ]
     assert {each.code for each in refused} == {"APL306"}
     said = (
-        "`fully_shard` gathers",
-        "`fully_shard` gathers",
-        "`fully_shard` gathers",
-        "no call for that",
-        "leave the line",
-    )
+        "`fully_shard` gathers", "`fully_shard` gathers", "`fully_shard` gathers", "no call for that", "leave the line",
+    )  # fmt: skip
     assert [part in (each.help or "") for part, each in zip(said, refused, strict=True)] == [True] * 5
     assert len(cannot_order(policy, HOOK)) == 6

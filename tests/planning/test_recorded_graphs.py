@@ -1,7 +1,5 @@
 """Plans of recorded and real models: every figure by hand from the shapes, FSDP with its contracts, and records."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Rules and expectations: about time, and every form of `expect`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

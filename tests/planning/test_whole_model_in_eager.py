@@ -1,7 +1,5 @@
 """A plan of a whole model's graph for eager checkpoints decides, saves and recomputes what they do."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any

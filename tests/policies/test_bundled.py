@@ -1,7 +1,5 @@
 """The bundled policies: readable, covered, right on every model and step, whoever traced it in whatever form."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable
@@ -44,7 +42,7 @@ from tests.support import titan
 from tests.support.compiled import assert_same_as_without
 from tests.support.flat_graphs import assert_bitwise_equal, copy_graph
 from tests.support.joint import capture_joint
-from tests.support.models import HUGGING_FACE, ZOO, Example, llama
+from tests.support.models import HUGGING_FACE, ZOO, Example, Function, llama
 from tests.support.run_partition import Result, assert_same_result, traced, unpartitioned
 from tests.support.shared_graphs import JOINT as PLACED
 from tests.support.shared_graphs import JOINT as RECORDED_JOINT
@@ -58,26 +56,21 @@ FORMS: tuple[Form, ...] = ("batched", "flat", "einsum")
 BLOCKS, BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 2, 8, 32, 4, 64
 
 
-class Product(nn.Module):
-    def __init__(self, width: int, out: int, form: Form) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(out, width) / width**0.5)
-        self.form = form
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("btw,vw->btv", x, self.weight) if self.form == "einsum" else linear(x, self.weight)
+def product(width: int, out: int, form: Form) -> nn.Module:
+    weight = nn.Parameter(torch.randn(out, width) / width**0.5)
+    if form == "einsum":
+        return Function(lambda product, x: torch.einsum("btw,vw->btv", x, product.weight), weight=weight)
+    return Function(lambda product, x: linear(x, product.weight), weight=weight)
 
 
-class Attention(nn.Module):
-    def __init__(self, form: Form) -> None:
-        super().__init__()
-        self.wq, self.wk, self.wv, self.wo = (Product(WIDTH, WIDTH, form) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (product(x).unflatten(-1, (HEADS, -1)) for product in (self.wq, self.wk, self.wv))
+def attention(form: Form) -> nn.Module:
+    def forward(part: nn.Module, x: Tensor) -> Tensor:
+        q, k, v = (product(x).unflatten(-1, (HEADS, -1)) for product in (part.wq, part.wk, part.wv))
         q, k, v = (part.view(BATCH, LENGTH, HEADS, -1).transpose(1, 2) for part in (rotary(q), rotary(k), v))
         attended = scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.wo(attended.transpose(1, 2).reshape(x.shape))
+        return part.wo(attended.transpose(1, 2).reshape(x.shape))
+
+    return Function(forward, **{name: product(WIDTH, WIDTH, form) for name in ("wq", "wk", "wv", "wo")})
 
 
 def rotary(x: Tensor) -> Tensor:
@@ -90,54 +83,42 @@ def rotary(x: Tensor) -> Tensor:
     return x * cos + torch.cat((-right, left), -1) * sin
 
 
-class FeedForward(nn.Module):
-    def __init__(self, form: Form) -> None:
-        super().__init__()
-        self.w1, self.w3 = Product(WIDTH, 2 * WIDTH, form), Product(WIDTH, 2 * WIDTH, form)
-        self.w2 = Product(2 * WIDTH, WIDTH, form)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(silu(self.w1(x)) * self.w3(x))
+def feed_forward(form: Form) -> nn.Module:
+    w1, w3 = product(WIDTH, 2 * WIDTH, form), product(WIDTH, 2 * WIDTH, form)
+    w2 = product(2 * WIDTH, WIDTH, form)
+    return Function(lambda part, x: part.w2(silu(part.w1(x)) * part.w3(x)), w1=w1, w3=w3, w2=w2)
 
 
-class Block(nn.Module):
-    def __init__(self, form: Form) -> None:
-        super().__init__()
-        self.attention_norm, self.ffn_norm = nn.RMSNorm(WIDTH, eps=1e-5), nn.RMSNorm(WIDTH, eps=1e-5)
-        self.attention, self.feed_forward = Attention(form), FeedForward(form)
+def block(form: Form) -> nn.Module:
+    def forward(block: nn.Module, x: Tensor) -> Tensor:
+        x = x + block.attention(block.attention_norm(x))
+        return x + block.feed_forward(block.ffn_norm(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(self.ffn_norm(x))
-
-
-class Decoder(nn.Module):
-    """Named as TorchTitan names its models' parts."""
-
-    def __init__(self, form: Form) -> None:
-        super().__init__()
-        self.form = form
-        self.tok_embeddings = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Block(form) for _ in range(BLOCKS))
-        self.norm = nn.RMSNorm(WIDTH)
-        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tok_embeddings(tokens.flatten() if self.form == "flat" else tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.lm_head(self.norm(x))
+    norms = {f"{name}_norm": nn.RMSNorm(WIDTH, eps=1e-5) for name in ("attention", "ffn")}
+    return Function(forward, **norms, attention=attention(form), feed_forward=feed_forward(form))
 
 
 def decoder(form: Form) -> Example:
     torch.manual_seed(0)
-    model = Decoder(form)
+    parts = {  # named as TorchTitan names its models' parts
+        "tok_embeddings": nn.Embedding(VOCABULARY, WIDTH),
+        "layers": nn.ModuleList(block(form) for _ in range(BLOCKS)),
+        "norm": nn.RMSNorm(WIDTH),
+        "lm_head": nn.Linear(WIDTH, VOCABULARY, bias=False),
+    }
+
+    def forward(model: nn.Module, tokens: Tensor) -> Tensor:
+        x = model.tok_embeddings(tokens.flatten() if form == "flat" else tokens)
+        for layer in model.layers:
+            x = layer(x)
+        return model.lm_head(model.norm(x))
+
     tokens, labels = torch.randint(VOCABULARY, (2, BATCH, LENGTH))
 
     def loss(logits: Tensor) -> Tensor:
         return cross_entropy(logits.view(-1, VOCABULARY), labels.flatten())
 
-    return Example(model, (tokens,), loss)
+    return Example(Function(forward, **parts), (tokens,), loss)
 
 
 POLICIES = sorted(path.stem for path in policies_folder().glob("*.apl"))
@@ -525,17 +506,11 @@ def outputs(step: policylang.TracedStep, example: Example) -> list[Tensor]:
 
 
 SAVED = {
-    "aten.mm.default",
-    "aten.addmm.default",
-    "aten.bmm.default",
-    "aten.convolution.default",
-    "aten.topk.default",
-    "aten.max.default",
-    "aten._scaled_dot_product_flash_attention.default",
-    "aten._scaled_dot_product_efficient_attention.default",
-    "aten._scaled_dot_product_cudnn_attention.default",
+    "aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.convolution.default", "aten.topk.default",
+    "aten.max.default", "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_efficient_attention.default", "aten._scaled_dot_product_cudnn_attention.default",
     "aten._scaled_dot_product_attention_math.default",
-}
+}  # fmt: skip
 COUNTED = {"aten.mm.default", "aten.linear.default"}
 ONLY_ON_CPU = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 """Attention all the same, and not on TorchTitan's list, which is for GPUs."""

@@ -1,7 +1,5 @@
 """Every bundled policy of one model fits every architecture, or the error names the line to add."""
 
-from __future__ import annotations
-
 import pytest
 
 import policylang

@@ -1,7 +1,5 @@
 """FSDP's contracts on models whose weights are sharded and gathered, as one rank of four sees them."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from functools import cache
@@ -15,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from tests.support.joint import Joint, capture_joint
+from tests.support.models import Function
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_gathers_of_columns
 
@@ -64,15 +63,10 @@ class Checkpointed(Sharded):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
-class Model(nn.Module):
-    def __init__(self, kind: type[Sharded], width: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(kind(width) for _ in range(LAYERS))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
+def residual(model: nn.Module, x: Tensor) -> Tensor:
+    for layer in model.layers:
+        x = x + layer(x)
+    return x
 
 
 KINDS = [Sharded, pytest.param(ByColumns, marks=needs_gathers_of_columns), Forked, Checkpointed]
@@ -90,7 +84,11 @@ def captured(kind: type[Sharded]) -> Joint:
 @cache
 def traced(kind: type[Sharded]) -> Joint:
     inputs = (torch.randn(4, WIDTH, dtype=torch.bfloat16, requires_grad=True),)
-    return capture_joint(Model(kind, WIDTH), inputs, lambda out: out.float().sum())
+    return capture_joint(
+        Function(residual, layers=nn.ModuleList(kind(WIDTH) for _ in range(LAYERS))),
+        inputs,
+        lambda out: out.float().sum(),
+    )
 
 
 def halves(joint: Joint, text: str) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:

@@ -1,7 +1,5 @@
 """Where `policylang profile` writes, what it replaces, and what it refuses before it measures anything."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

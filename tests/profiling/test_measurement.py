@@ -1,7 +1,5 @@
 """From what a clock says to what a profile holds, on a machine whose rates are known and on this one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -47,17 +45,10 @@ class FakeMachine:
 
     rates: dict[str, float] = field(
         factory=lambda: {
-            "float32": 100e9,
-            "bfloat16": 400e9,
-            "float64": 50e9,
-            STREAM: 20e9,
-            ATTENTION: 80e9,
-            CONVOLUTION: 150e9,
-            "to host": 5e9,
-            "from host": 4e9,
-            BEFORE + "tanh": 3e9,
+            "float32": 100e9, "bfloat16": 400e9, "float64": 50e9, STREAM: 20e9, ATTENTION: 80e9, CONVOLUTION: 150e9,
+            "to host": 5e9, "from host": 4e9, BEFORE + "tanh": 3e9,
         }
-    )
+    )  # fmt: skip
     """FLOPs or bytes a second by key; a function without one is as fast as a stream."""
     refuses: dict[str, str] = field(factory=dict)
     """What it says to trials of a key."""

@@ -1,7 +1,5 @@
 """Ranks as threads over one store: nobody hangs, what follows is compared rightly, and ranks are written shortly."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
@@ -126,13 +124,9 @@ def run(world: int, episodes: Sequence[Episode], seed: int) -> list[list[str]]:
 
 
 TOLD = {
-    DIFFERS: {"APL601", "APL603"},
-    STOPS: {"APL605"},
-    FAILS: {"APL605"},
-    UNCOMPARED: {"APL612"},
-    FEWER: {"APL602"},
+    DIFFERS: {"APL601", "APL603"}, STOPS: {"APL605"}, FAILS: {"APL605"}, UNCOMPARED: {"APL612"}, FEWER: {"APL602"},
     ELSEWHERE: {"APL607"},
-}
+}  # fmt: skip
 
 
 def expected(rank: int, episode: Episode) -> set[str]:

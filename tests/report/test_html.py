@@ -1,7 +1,5 @@
 """The page of a plan, opened and used in a real browser; and what its data may hold without becoming markup."""
 
-from __future__ import annotations
-
 import json
 import re
 

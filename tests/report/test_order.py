@@ -1,7 +1,5 @@
 """The order of a step: as text, JSON, picture and Chrome trace, what is alive, and where collectives start."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -155,12 +153,8 @@ def test_json_has_the_full_order() -> None:
     steps = [(each["name"], each["kind"]) for each in found["steps"]]
     assert [name for name, _ in steps] == names_in_order(made.order)
     assert steps[:5] == [
-        ("bucket0", "start"),
-        ("wait_w0", "wait"),
-        ("bucket1", "start"),
-        ("h0", "compute"),
-        ("wait_v0", "wait"),
-    ]
+        ("bucket0", "start"), ("wait_w0", "wait"), ("bucket1", "start"), ("h0", "compute"), ("wait_v0", "wait"),
+    ]  # fmt: skip
     short = json.loads(plan_json(breakdown(made), (), (), summary=True))["order"]
     assert sorted(found.keys() - short.keys()) == ["collectives", "steps"]
     untimed = json.loads(plan_json(breakdown(ordered_plan(2, device=None)), (), ()))["order"]
@@ -432,15 +426,9 @@ def test_a_trace_has_what_the_totals_have() -> None:
     first = planned.collectives[1]
     assert (first["name"], first["cat"], first["ts"], first["dur"]) == ("bucket1", "collective", 16_000.0, 16_000.0)
     assert first["args"] == {
-        "operator": "all_gather_into_tensor",
-        "bytes": 2000,
-        "block": "layers.1",
-        "collectives": 2,
-        "issued_us": 16_000.0,
-        "awaited_us": 36_000.0,
-        "exposed_us": 0.0,
-        "lines": ["mine.apl:2", "mine.apl:3"],
-    }
+        "operator": "all_gather_into_tensor", "bytes": 2000, "block": "layers.1", "collectives": 2,
+        "issued_us": 16_000.0, "awaited_us": 36_000.0, "exposed_us": 0.0, "lines": ["mine.apl:2", "mine.apl:3"],
+    }  # fmt: skip
     assert "exposed_by" in planned.collectives[0]["args"]
     assert planned.threads[0][0]["args"] == {
         "operator": "aten.mm.default",

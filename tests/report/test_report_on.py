@@ -1,7 +1,5 @@
 """Reports of whatever a user may hold, to the letter, at a prompt and in a logger; blocks that do the same."""
 
-from __future__ import annotations
-
 import copy
 import json
 import operator

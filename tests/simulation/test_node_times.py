@@ -1,7 +1,5 @@
 """The time of each node: by hand, against the slow account and of recorded graphs, and what lacks a figure."""
 
-from __future__ import annotations
-
 from functools import cache
 from math import prod
 from pathlib import Path

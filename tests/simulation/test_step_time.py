@@ -1,7 +1,5 @@
 """The time of a step and of its collectives: what waits for what, by hand and against the slow account."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import log, prod
 
@@ -260,14 +258,10 @@ def test_copies_to_the_host_and_back_have_a_stream_each() -> None:
     facts = facts_of(SHARDED)
     row = facts.index["a"]
     steps = [
-        (StepKind.FIRST_RUN, row, 0),
-        (StepKind.COPY_TO_HOST, row, 0),
-        (StepKind.FIRST_RUN, facts.index["b"], 0),
-        (StepKind.WAIT_TO_HOST, row, 0),
-        (StepKind.COPY_FROM_HOST, row, 1),
-        (StepKind.FIRST_RUN, facts.index["db"], 1),
+        (StepKind.FIRST_RUN, row, 0), (StepKind.COPY_TO_HOST, row, 0), (StepKind.FIRST_RUN, facts.index["b"], 0),
+        (StepKind.WAIT_TO_HOST, row, 0), (StepKind.COPY_FROM_HOST, row, 1), (StepKind.FIRST_RUN, facts.index["db"], 1),
         (StepKind.WAIT_FROM_HOST, row, 1),
-    ]
+    ]  # fmt: skip
     found = step(facts, {"a": 1, "b": 30, "db": 15}, Schedule.of(steps))
     # 40 bytes take 40 seconds each way
     assert (found.step, found.exposed) == (1 + 40 + 40, 10 + 25)
@@ -543,17 +537,12 @@ def collective(name: str, put: int, made: int, ranks: tuple[int, ...] = (0, 1, 2
 @pytest.mark.parametrize(
     ("name", "put", "made", "sent"),
     [
-        ("all_gather_into_tensor", 100, 400, 300),
-        ("reduce_scatter_tensor", 400, 100, 300),
-        ("all_reduce", 400, 400, 600),
-        ("all_reduce_", 400, 400, 600),
-        ("all_to_all_single", 400, 400, 300),
-        ("broadcast", 400, 400, 400),
-        ("isend", 400, 400, 400),
-        ("permute_tensor", 400, 400, 400),
+        ("all_gather_into_tensor", 100, 400, 300), ("reduce_scatter_tensor", 400, 100, 300),
+        ("all_reduce", 400, 400, 600), ("all_reduce_", 400, 400, 600), ("all_to_all_single", 400, 400, 300),
+        ("broadcast", 400, 400, 400), ("isend", 400, 400, 400), ("permute_tensor", 400, 400, 400),
         ("dispatch_of_some_library", 100, 400, 300),
     ],
-)
+)  # fmt: skip
 def test_a_rank_of_a_ring_sends_what_its_collective_takes(name: str, put: int, made: int, sent: int) -> None:
     assert seconds(collective(name, put, made), 1, *RING) == 1 + sent / 10
 
@@ -561,19 +550,13 @@ def test_a_rank_of_a_ring_sends_what_its_collective_takes(name: str, put: int, m
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("_allgather_base_", Kind.ALL_GATHER),
-        ("allgather_into_tensor_coalesced_", Kind.ALL_GATHER),
-        ("_reduce_scatter_base_", Kind.REDUCE_SCATTER),
-        ("reduce_scatter_tensor_coalesced", Kind.REDUCE_SCATTER),
-        ("allreduce_coalesced_", Kind.ALL_REDUCE),
-        ("shard_dim_alltoall", Kind.ALL_TO_ALL),
-        ("reduce_", Kind.BROADCAST),
-        ("gather_", Kind.SCATTER),
-        ("recv_any_source_", Kind.POINT_TO_POINT),
-        ("monitored_barrier_", Kind.BARRIER),
+        ("_allgather_base_", Kind.ALL_GATHER), ("allgather_into_tensor_coalesced_", Kind.ALL_GATHER),
+        ("_reduce_scatter_base_", Kind.REDUCE_SCATTER), ("reduce_scatter_tensor_coalesced", Kind.REDUCE_SCATTER),
+        ("allreduce_coalesced_", Kind.ALL_REDUCE), ("shard_dim_alltoall", Kind.ALL_TO_ALL), ("reduce_", Kind.BROADCAST),
+        ("gather_", Kind.SCATTER), ("recv_any_source_", Kind.POINT_TO_POINT), ("monitored_barrier_", Kind.BARRIER),
         ("ncclSomething", None),
     ],
-)
+)  # fmt: skip
 def test_a_collective_is_known_by_any_of_its_names(name: str, kind: Kind | None) -> None:
     assert collective_kind(name) is kind
 

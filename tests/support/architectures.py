@@ -1,7 +1,5 @@
 """Architectures of Transformers, small and with random weights, and the bundled policies on their traced steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

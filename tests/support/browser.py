@@ -1,7 +1,5 @@
 """A page in a headless Chromium, by the WebDriver protocol alone: nothing to install but the browser and its driver."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

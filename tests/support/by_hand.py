@@ -1,7 +1,5 @@
 """Narrow copies as a person would write them: torch's own checkpoint, whose recomputation gets rounded values back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial

@@ -3,8 +3,6 @@
 ``python -m tests.support.cache_process FILE…``: one line of JSON for each file, which holds a :class:`Job`.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -65,19 +63,15 @@ def compile_and_train(job: Job) -> dict[str, Any]:
         errors = [f"{diagnostic.code}: {diagnostic.message}" for diagnostic in error.diagnostics]
     report = policylang.report(backend)
     return {
-        "code": code_digest(),
-        "aot hits": counters["aot_autograd"]["autograd_cache_hit"],
+        "code": code_digest(), "aot hits": counters["aot_autograd"]["autograd_cache_hit"],
         "aot misses": counters["aot_autograd"]["autograd_cache_miss"],
-        "fx hits": counters["inductor"]["fxgraph_cache_hit"],
-        "fx misses": counters["inductor"]["fxgraph_cache_miss"],
-        "errors": errors,
-        "from cache": [graph.from_cache for graph in backend.graphs],
+        "fx hits": counters["inductor"]["fxgraph_cache_hit"], "fx misses": counters["inductor"]["fxgraph_cache_miss"],
+        "errors": errors, "from cache": [graph.from_cache for graph in backend.graphs],
         "saved": [list(graph.saved.names) for graph in report.graphs or (report,)],
         "bytes": [graph.saved.bytes for graph in report.graphs or (report,)],
-        "lines": [rule.source for rule in report.rules],
-        "matched": [rule.matched for rule in report.rules],
+        "lines": [rule.source for rule in report.rules], "matched": [rule.matched for rule in report.rules],
         "gradient": None if model.first.weight.grad is None else model.first.weight.grad.sum().item(),
-    }
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

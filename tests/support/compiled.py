@@ -1,7 +1,5 @@
 """Training steps under ``torch.compile``, to be compared bit by bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Plans with decisions put in by hand, where a test is not about rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from policylang.graph.facts import Facts, Flag

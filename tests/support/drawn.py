@@ -1,7 +1,5 @@
 """How many examples hypothesis draws: few where a change waits for the verdict, many in a search for new ones."""
 
-from __future__ import annotations
-
 import os
 
 SEARCHES = os.environ.get("HYPOTHESIS_PROFILE", "same") != "same"

@@ -4,8 +4,6 @@ Of every step: the loss, the gradients (of a sharded parameter this rank's part)
 random numbers is left in.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """What tests ask of every edited graph."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Graphs traced on a CPU as they would have been on an accelerator that is not there: the values are fake."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 ``python -m tests.support.fused_process POLICY``: one line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Flat graphs by hand, and what tests of their rematerialisation ask of them."""
 
-from __future__ import annotations
-
 import ast
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tests keep for good, out of the garbage collector's way."""
 
-from __future__ import annotations
-
 import gc
 
 RARELY = (50_000, 20, 20)

@@ -1,7 +1,5 @@
 """What a text looks like in an editor, on a page and in a terminal: the class of each character, by highlighter."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import json
@@ -30,39 +28,20 @@ Classes = list[str | None]
 """Of each character: a class that all highlighters have, or None for a name and for what is between words."""
 
 _PYGMENTS = (
-    ("Comment", "comment"),
-    ("Literal.String", "string"),
-    ("Literal.Number", "number"),
-    ("Keyword.Constant", "constant"),
-    ("Keyword", "keyword"),
-    ("Operator.Word", "keyword"),
-    ("Operator", "operator"),
-    ("Name.Attribute", "property"),
-    ("Name.Builtin", "group"),
-)
+    ("Comment", "comment"), ("Literal.String", "string"), ("Literal.Number", "number"),
+    ("Keyword.Constant", "constant"), ("Keyword", "keyword"), ("Operator.Word", "keyword"), ("Operator", "operator"),
+    ("Name.Attribute", "property"), ("Name.Builtin", "group"),
+)  # fmt: skip
 _TEXTMATE = (
-    ("comment", "comment"),
-    ("string", "string"),
-    ("constant.numeric", "number"),
-    ("keyword.other.unit", "number"),
-    ("constant.language", "constant"),
-    ("keyword.operator.logical", "keyword"),
-    ("keyword.operator", "operator"),
-    ("keyword", "keyword"),
-    ("storage.modifier", "keyword"),
-    ("support.type.property-name", "property"),
+    ("comment", "comment"), ("string", "string"), ("constant.numeric", "number"), ("keyword.other.unit", "number"),
+    ("constant.language", "constant"), ("keyword.operator.logical", "keyword"), ("keyword.operator", "operator"),
+    ("keyword", "keyword"), ("storage.modifier", "keyword"), ("support.type.property-name", "property"),
     ("support.function.group", "group"),
-)
+)  # fmt: skip
 _TREE_SITTER = (
-    ("comment", "comment"),
-    ("string", "string"),
-    ("number", "number"),
-    ("constant.builtin", "constant"),
-    ("keyword", "keyword"),
-    ("operator", "operator"),
-    ("property", "property"),
-    ("function.builtin", "group"),
-)
+    ("comment", "comment"), ("string", "string"), ("number", "number"), ("constant.builtin", "constant"),
+    ("keyword", "keyword"), ("operator", "operator"), ("property", "property"), ("function.builtin", "group"),
+)  # fmt: skip
 
 
 @cache

@@ -1,8 +1,6 @@
 """A snapshot as somebody might craft one, whose every text tries to be something else: an escape sequence, a command to
 the runner of a build, markup, a mention, another line."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

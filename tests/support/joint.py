@@ -1,7 +1,5 @@
 """The joint graph of a module exactly as a partitioner receives it under ``torch.compile``."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Sequence

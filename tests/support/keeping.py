@@ -1,7 +1,5 @@
 """A step whose memory can be told by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

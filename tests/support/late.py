@@ -1,7 +1,5 @@
 """Copies between device and host that come as late as they may: a race shows as not-a-number, every time."""
 
-from __future__ import annotations
-
 import random
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The peak of a graph as PyTorch's ``MemTracker`` sees it, run on fake tensors of its true sizes."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Every function returns an :class:`Example`, which unpacks as ``module, inputs, l
 weights and inputs. ``ZOO`` holds them all by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,14 +17,16 @@ LENGTH = 8
 
 
 class Function(nn.Module):
-    """A function as a module."""
+    """A function as a module; where it has parts, a function of the module that holds them and of the inputs."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.holds = function, bool(parts)
+        for name, part in parts.items():
+            setattr(self, name, part)
 
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(self, *inputs) if self.holds else self.function(*inputs)
 
 
 class Example(NamedTuple):
@@ -44,30 +44,23 @@ def _floats(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(SEED + 2))
 
 
-class Logits(nn.Module):
-    """A Hugging Face language model as a function from tokens (of an encoder-decoder: source and target) to logits,
-    without its loss and its cache."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, target: Tensor | None = None) -> Tensor:
-        more = {} if target is None else {"decoder_input_ids": target}
-        return self.model(input_ids=tokens, use_cache=False, **more).logits
+def logits(model: Any, tokens: Tensor, target: Tensor | None = None) -> Tensor:
+    """What a Hugging Face language model makes of tokens, and of an encoder-decoder's targets, without its cache."""
+    more = {} if target is None else {"decoder_input_ids": target}
+    return model.model(input_ids=tokens, use_cache=False, **more).logits
 
 
 class Layers(nn.Module):
     """Blocks one after the other, by the name that decoders give them."""
 
-    def __init__(self, *layers: nn.Module) -> None:
+    def __init__(self, *layers: nn.Module, end: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers, self.end = nn.ModuleList(layers), end
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
-        return x
+        return x if self.end is None else self.end(x)
 
 
 def next_token_loss(logits: Tensor) -> Tensor:
@@ -103,7 +96,7 @@ def decoder(family: str, layers: int, *, length: int = LENGTH, hidden: int = 32,
         max_position_embeddings=max(64, length),
         **{"intermediate_size": 2 * hidden, **settings},
     )
-    return Example(Logits(model), (_tokens(length=length),), next_token_loss)
+    return Example(Function(logits, model=model), (_tokens(length=length),), next_token_loss)
 
 
 def llama(layers: int = 2, hidden: int = 32, length: int = LENGTH) -> Example:
@@ -124,7 +117,7 @@ def gpt2(layers: int = 2, dropout: float = 0.1) -> Example:
     sizes = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 64}
     rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     model = hugging_face("GPT2Config", "GPT2LMHeadModel", **sizes, **rates, bos_token_id=0, eos_token_id=2)
-    return Example(Logits(model), (_tokens(),), next_token_loss)
+    return Example(Function(logits, model=model), (_tokens(),), next_token_loss)
 
 
 def bart(layers: int = 1) -> Example:
@@ -143,7 +136,7 @@ def bart(layers: int = 1) -> Example:
         decoder_start_token_id=2,
         forced_eos_token_id=None,
     )
-    return Example(Logits(model), (_tokens(), _tokens(length=6)), next_token_loss)
+    return Example(Function(logits, model=model), (_tokens(), _tokens(length=6)), next_token_loss)
 
 
 class _Residual(nn.Module):
@@ -161,9 +154,8 @@ class _Residual(nn.Module):
 
 class ResNet(Layers):
     def __init__(self, blocks: int, channels: int) -> None:
-        nn.Module.__init__(self)
+        super().__init__(*(_Residual(channels) for _ in range(blocks)))
         self.stem = nn.Conv2d(3, channels, 3, padding=1)
-        self.layers = nn.ModuleList(_Residual(channels) for _ in range(blocks))
         self.head = nn.Linear(channels, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,18 +168,20 @@ def resnet(blocks: int = 2, channels: int = 4) -> Example:
     return Example(ResNet(blocks, channels).train(), (_floats(2, 3, 6, 6),), square_loss)
 
 
-class _FeedForward(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(x)))
+def _feed_forward(width: int) -> Function:
+    up, down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+    return Function(lambda block, x: x + block.down(nn.functional.gelu(block.up(x))), up=up, down=down)
 
 
 def MLP(layers: int, width: int) -> Layers:
-    return Layers(*(_FeedForward(width) for _ in range(layers)))
+    return Layers(*(_feed_forward(width) for _ in range(layers)))
+
+
+def products(layers: int = 2, width: int = 8) -> Example:
+    """Products alone, for which Inductor takes no C++ compiler."""
+    torch.manual_seed(SEED)
+    linears = ([nn.Linear(width, width, bias=False) for _ in range(2)] for _ in range(layers))
+    return Example(Layers(*(nn.Sequential(*pair) for pair in linears)), (_floats(4, width),), square_loss)
 
 
 def mlp(layers: int = 3, width: int = 16) -> Example:
@@ -199,10 +193,9 @@ class SharedParameters(Layers):
     """The same block twice, and an embedding that is also the output projection."""
 
     def __init__(self, width: int) -> None:
-        nn.Module.__init__(self)
+        block = _feed_forward(width)
+        super().__init__(block, _feed_forward(width), block)
         self.embedding = nn.Embedding(VOCABULARY, width)
-        block = _FeedForward(width)
-        self.layers = nn.ModuleList([block, _FeedForward(width), block])
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
 
@@ -215,22 +208,16 @@ def shared_parameters(width: int = 16) -> Example:
     return Example(SharedParameters(width), (_tokens(),), next_token_loss)
 
 
-class AliasedOutput(nn.Module):
+def aliased_output(width: int = 16) -> Example:
     """Returns a view of its input, a view of an activation, and the activation itself."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden = self.linear(x).sin()
+    def forward(module: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = module.linear(x).sin()
         return x.view(-1), hidden.t(), hidden
 
-
-def aliased_output(width: int = 16) -> Example:
     torch.manual_seed(SEED)
-    x = _floats(4, width).requires_grad_()
-    return Example(AliasedOutput(width), (x,), lambda out: sum(square_loss(part) for part in out))  # type: ignore[arg-type,return-value]
+    model, x = Function(forward, linear=nn.Linear(width, width)), _floats(4, width).requires_grad_()
+    return Example(model, (x,), lambda out: sum(square_loss(part) for part in out))  # type: ignore[arg-type,return-value]
 
 
 class FlexAttention(nn.Module):
@@ -305,7 +292,7 @@ class Dropout(Layers):
 
 def dropout(width: int = 16) -> Example:
     torch.manual_seed(SEED)
-    return Example(Dropout(_FeedForward(width), _FeedForward(width)), (_floats(4, width),), square_loss)
+    return Example(Dropout(_feed_forward(width), _feed_forward(width)), (_floats(4, width),), square_loss)
 
 
 HUGGING_FACE = ("llama", "qwen3", "mixtral", "gpt2", "bart")

@@ -1,7 +1,5 @@
 """What a rank does in the rows of ``tests/distributed/test_rank_faults.py``: it orders its collectives otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Orders of steps made by hand or drawn, what carries them out, how changed graphs run, and halves in another order."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 A graph is drawn from a list of small numbers, so that hypothesis can shrink it. All values are 3 × 3.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

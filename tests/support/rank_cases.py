@@ -1,7 +1,5 @@
 """What a rank does in the rows of ``tests/distributed/test_rank_faults.py``: small models that gather their weights."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import random
@@ -29,6 +27,7 @@ from policylang import TracedStep, trace_step
 from policylang.ranks import meeting
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import capture_joint
+from tests.support.models import Function
 from tests.support.rank_faults import Case, Place, gradients
 
 SAVE = "undecided -> save\n"
@@ -89,58 +88,43 @@ class Net(nn.Module):
         return x
 
 
-class Products(nn.Module):
-    """Nothing but products, for which Inductor has no kernel to compile."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.group = group
-        self.first, self.second = shard(WIDTH // 2, WIDTH), shard(WIDTH // 2, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for weight in (self.first, self.second):
-            x = x @ functional.all_gather_tensor_autograd(weight, 0, self.group).t()
+def Products(group: dist.ProcessGroup) -> nn.Module:
+    def forward(products: Any, x: Tensor) -> Tensor:
+        for weight in (products.first, products.second):
+            x = x @ functional.all_gather_tensor_autograd(weight, 0, group).t()
         return x
 
+    return Function(forward, first=shard(WIDTH // 2, WIDTH), second=shard(WIDTH // 2, WIDTH))
 
-class Twice(nn.Module):
+
+def Twice(group: dist.ProcessGroup) -> nn.Module:
     """Gathers one weight two times, where common subexpressions are left alone."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.group = group
-        self.weight = shard(WIDTH // 2, WIDTH)
+    def forward(twice: Any, x: Tensor) -> Tensor:
+        first, second = (functional.all_gather_tensor_autograd(twice.weight, 0, group).t() for _ in range(2))
+        return x @ first + torch.sin(x) @ second
 
-    def forward(self, x: Tensor) -> Tensor:
-        def whole() -> Tensor:
-            return functional.all_gather_tensor_autograd(self.weight, 0, self.group)
-
-        return x @ whole().t() + torch.sin(x) @ whole().t()
+    return Function(forward, weight=shard(WIDTH // 2, WIDTH))
 
 
-class Reduced(nn.Module):
+def Reduced(group: dist.ProcessGroup, operation: str) -> nn.Module:
     """Adds what all ranks have."""
 
-    def __init__(self, group: dist.ProcessGroup, operation: str) -> None:
-        super().__init__()
-        self.group, self.operation = group, operation
-        self.inner = Net([group])
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.inner(x)
+        return x + functional.all_reduce(x.detach(), operation, group)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.inner(x)
-        return x + functional.all_reduce(x.detach(), self.operation, self.group)
+    return Function(forward, inner=Net([group]))
 
 
-class Branching(nn.Module):
+def Branching(group: dist.ProcessGroup) -> nn.Module:
     """Has one layer more for a large batch."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__()
-        self.net, self.more = Net([group]), Net([group])
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = model.net(x)
+        return model.more(x) if x.shape[0] > 8 else x
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.net(x)
-        return self.more(x) if x.shape[0] > 8 else x
+    return Function(forward, net=Net([group]), more=Net([group]))
 
 
 class Broken(nn.Module):
@@ -158,13 +142,9 @@ class Broken(nn.Module):
         return x
 
 
-class FeedForward(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.relu(self.up(x)))
+def FeedForward() -> nn.Module:
+    up, down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+    return Function(lambda block, x: x + block.down(torch.relu(block.up(x))), up=up, down=down)
 
 
 class Plain(nn.Module):

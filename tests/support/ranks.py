@@ -41,16 +41,10 @@ GRACE = 10.0
 """Seconds that the others get to report after the first rank has failed: theirs are mostly consequences."""
 
 _PRELOADED = [
-    "pytest",
-    "torch",
-    "torch.distributed.tensor",
-    "torch._dynamo",
-    "torch._functorch.aot_autograd",
-    "torch._inductor.compile_fx",
-    "policylang.backends.torch_compile.backend",
-    "policylang.audit.outcome",
+    "pytest", "torch", "torch.distributed.tensor", "torch._dynamo", "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx", "policylang.backends.torch_compile.backend", "policylang.audit.outcome",
     "tests.support.warm",
-]
+]  # fmt: skip
 _SILENT = "ended without a word"
 
 

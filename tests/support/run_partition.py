@@ -4,8 +4,6 @@
 :func:`run_step` goes through AOTAutograd's runtime instead, as a user's training step does.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Models sharded as FSDP shards them: every parameter gathered where it is used, over a mesh too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The recorded graphs of ``tests/data`` as live FX graphs, with all the metadata that a partitioner would find."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from functools import cache

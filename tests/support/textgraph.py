@@ -1,8 +1,6 @@
 """Graphs written as text, in the form of policy tests (``docs/policy-tests.md``), for tests of what happens after the
 facts have been gathered."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from policylang.graph import textual

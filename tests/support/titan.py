@@ -4,8 +4,6 @@ Its package imports triton for kernels that nothing here calls. Where there is n
 TorchTitan is imported, and no longer.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Policies built without a parser: the trees that planning takes, with spans over the text they stand for."""
 
-from __future__ import annotations
-
 from policylang.language.diagnostics import Source, Span
 from policylang.language.syntax import Expectation, Policy, Rule, Undecided
 

@@ -1,7 +1,5 @@
 """A small graph to tune for, and what makes it one of another kind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from policylang.graph.facts import Facts, GraphKind

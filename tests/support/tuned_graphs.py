@@ -1,8 +1,6 @@
 """Graphs of blocks as text, for the tuner: each block a norm, attention by hand and a gated product, with a backward
 that reads what autograd would save."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from policylang.graph.facts import Facts
@@ -45,21 +43,15 @@ def stacked_text(blocks: int) -> str:
     returned = ", ".join(f"%gwd{i}, %gwu{i}, %gwq{i}" for i in numbers)
     return "\n".join(
         [
-            "%tokens = input bytes=10",
-            "%table = parameter bytes=50",
-            *weights,
-            "%h0 = aten.embedding.default(%table, %tokens) embed bytes=100",
-            *forward,
+            "%tokens = input bytes=10", "%table = parameter bytes=50", *weights,
+            "%h0 = aten.embedding.default(%table, %tokens) embed bytes=100", *forward,
             f"%logits = aten.mm.default(%h{blocks}, %table) head bytes=300 flops=20000",
-            "%loss = aten.sum.default(%logits) head bytes=1",
-            "---",
-            "%t = tangent bytes=1",
+            "%loss = aten.sum.default(%logits) head bytes=1", "---", "%t = tangent bytes=1",
             "%dlogits = aten.mul.Tensor(%t, %logits) bytes=300",
-            f"%d{blocks} = aten.mm.default(%dlogits, %table, %h{blocks}) bytes=100",
-            *backward,
+            f"%d{blocks} = aten.mm.default(%dlogits, %table, %h{blocks}) bytes=100", *backward,
             f"output(%loss, %d0, {returned})",
         ]
-    )
+    )  # fmt: skip
 
 
 @cache

@@ -1,8 +1,6 @@
 """A graph that is compiled a second time as it stands: the halves of a first partition, traced through with what their
 nodes carry, as parallelizers do that hand an already partitioned graph to ``torch.compile``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

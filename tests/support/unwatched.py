@@ -4,8 +4,6 @@ It was half of the processor time of a small one. Imported by whatever compiles:
 ranks are forked.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 

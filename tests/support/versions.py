@@ -1,7 +1,5 @@
 """What some tests need of torch beyond 2.11, the oldest that is supported."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Run once in the process that ranks are forked from: what torch and policylang set up at their first trace."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

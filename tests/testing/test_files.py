@@ -1,7 +1,5 @@
 """Policy tests: what passes, what fails, what a failure says, and the fenced blocks of a Markdown file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -40,27 +38,19 @@ def said(result) -> list[tuple[str, int, str]]:
 @pytest.mark.parametrize(
     "policy",
     [
-        "save mm  # matches: a, c",
-        "save mm  # matches: c, a; decides: 2",
-        "save mm  # the order of names does not count; matches: a, c",
-        "optional save bmm  # matches: nothing",
-        "save bmm  # error: APL301",
-        "save everything; save mm  # matches: a, c",
-        "recompute mm  # decides: c\nsave mm in layers.0  # decides: a",
-        "let some = mm where bytes > 8  # matches: c",
-        "let some = mm  # warning: APL110\nsave mm",
-        "save everything\n# saved: a, b, c\n# recomputed: nothing",
-        "save mm\nrecompute sin\n# saved: 2\n# recomputed: b",
-        "save (  # matches: b\n    sin\n)",
-        "save (\n    sin\n)  # matches: b",
-        "save bmm\n# error: APL301",
+        "save mm  # matches: a, c", "save mm  # matches: c, a; decides: 2",
+        "save mm  # the order of names does not count; matches: a, c", "optional save bmm  # matches: nothing",
+        "save bmm  # error: APL301", "save everything; save mm  # matches: a, c",
+        "recompute mm  # decides: c\nsave mm in layers.0  # decides: a", "let some = mm where bytes > 8  # matches: c",
+        "let some = mm  # warning: APL110\nsave mm", "save everything\n# saved: a, b, c\n# recomputed: nothing",
+        "save mm\nrecompute sin\n# saved: 2\n# recomputed: b", "save (  # matches: b\n    sin\n)",
+        "save (\n    sin\n)  # matches: b", "save bmm\n# error: APL301",
         "save mmm  # error: APL101\nsave mm or  # error: APL011",
         "save mm\nsave mm in layers.0  # matches: a; decides: a\n# a word: of prose",
         "blocks layers.*\nexpect exactly 1 mm per block\nexpect every mm saved  # error: APL305\nrecompute mm",
-        "recompute mm  # warning: APL303\nsave mm",
-        "include <save_all>\n# saved: 3",
+        "recompute mm  # warning: APL303\nsave mm", "include <save_all>\n# saved: 3",
     ],
-)
+)  # fmt: skip
 def test_policies_that_are_as_they_claim(tmp_path, policy):
     result = run(tmp_path, page(policy))
     assert result.found.diagnostics == (), render_text(result.found.diagnostics)
@@ -75,26 +65,19 @@ def test_policies_that_are_as_they_claim(tmp_path, policy):
         ("save mm  # matches: a, b, c", "APL510", "matches: a, b, c"),
         ("save mm  # matches: nothing", "APL510", "matches: nothing"),
         ("save mm  # matches: 3", "APL510", "matches: 3"),
-        ("save mm  # matches: a, c; decides: a", "APL510", "decides: a"),
-        ("save mm\n# saved: a", "APL510", "saved: a"),
+        ("save mm  # matches: a, c; decides: a", "APL510", "decides: a"), ("save mm\n# saved: a", "APL510", "saved: a"),
         ("save mm\nrecompute sin\n# recomputed: nothing", "APL510", "recomputed: nothing"),
         ("let some = mm  # matches: a", "APL510", "matches: a"),
-        ("blocks layers.*  # matches: a\nsave mm", "APL510", "matches: a"),
-        ("save bmm", "APL301", "bmm"),
-        ("save mm  # error: APL301", "APL511", "error: APL301"),
-        ("save bmm  # warning: APL301", "APL301", "bmm"),
+        ("blocks layers.*  # matches: a\nsave mm", "APL510", "matches: a"), ("save bmm", "APL301", "bmm"),
+        ("save mm  # error: APL301", "APL511", "error: APL301"), ("save bmm  # warning: APL301", "APL301", "bmm"),
         ("recompute mm\nsave mm", "APL303", "recompute mm"),
         ("save mm\nsave bmm  # error: APL301, APL302", "APL511", "error: APL301, APL302"),
-        ("save mm  # matchs: a", "APL512", "matchs: a"),
-        ("save mm  # matches: a c", "APL512", "matches: a c"),
-        ("save mm  # error APL301", "APL512", "error APL301"),
-        ("save mm  # error: all", "APL512", "error: all"),
-        ("save mm  # error: APL999", "APL512", "error: APL999"),
-        ("save mm\n# matches: a", "APL512", "matches: a"),
-        ("save mm  # saved: a", "APL512", "saved: a"),
-        ("save mm or", "APL011", ""),
+        ("save mm  # matchs: a", "APL512", "matchs: a"), ("save mm  # matches: a c", "APL512", "matches: a c"),
+        ("save mm  # error APL301", "APL512", "error APL301"), ("save mm  # error: all", "APL512", "error: all"),
+        ("save mm  # error: APL999", "APL512", "error: APL999"), ("save mm\n# matches: a", "APL512", "matches: a"),
+        ("save mm  # saved: a", "APL512", "saved: a"), ("save mm or", "APL011", ""),
     ],
-)
+)  # fmt: skip
 def test_policies_that_are_not(tmp_path, policy, code, underlined):
     found = said(run(tmp_path, page(policy)))
     lines = page(policy).splitlines()

@@ -1,7 +1,5 @@
 """A traced step computes what eager PyTorch computes; what it cannot hold is refused by name, and calls are checked."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,7 +16,7 @@ import policylang
 from policylang import TracedStep, trace_step
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
-from tests.support.models import ZOO, Example
+from tests.support.models import ZOO, Example, Function
 
 
 def loss_of(example: Example) -> Callable[..., Tensor]:
@@ -165,24 +163,21 @@ def test_results_need_no_gradient_and_hold_no_graph() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-class JacobianNet(nn.Module):
+def with_jacobian() -> nn.Module:
     """Adds to its output a Jacobian that ``torch.func`` takes of a part of itself, and a gradient penalty."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-        self.outer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        jacobian = torch.func.jacrev(lambda row: self.inner(row).sin())(x[0])
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        jacobian = torch.func.jacrev(lambda row: net.inner(row).sin())(x[0])
         z = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(self.inner(z).cos().sum(), z, create_graph=True)
-        return self.outer(x + slope) @ jacobian
+        (slope,) = torch.autograd.grad(net.inner(z).cos().sum(), z, create_graph=True)
+        return net.outer(x + slope) @ jacobian
+
+    return Function(forward, inner=nn.Linear(4, 4), outer=nn.Linear(4, 4))
 
 
 def test_derivatives_inside_the_forward() -> None:
     torch.manual_seed(0)
-    model, x = JacobianNet(), torch.randn(3, 4)
+    model, x = with_jacobian(), torch.randn(3, 4)
     assert_like_eager(trace_step(model, mean_square, x), model, x)
 
 
@@ -262,21 +257,16 @@ def test_a_constant_that_is_no_buffer_is_part_of_the_graph() -> None:
     assert_like_eager(trace_step(model, loss_fn, x), model, x, loss_fn=loss_fn)
 
 
-class Permuted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = F.dropout(self.conv(x).flatten(2).transpose(1, 2), 0.4)
-        return F.dropout(rows.sin().view(2, 4, 2, 3).permute(1, 3, 0, 2), 0.3)
+def permuted(model: nn.Module, x: Tensor) -> Tensor:
+    rows = F.dropout(model.conv(x).flatten(2).transpose(1, 2), 0.4)
+    return F.dropout(rows.sin().view(2, 4, 2, 3).permute(1, 3, 0, 2), 0.3)
 
 
 @pytest.mark.parametrize("policy", [None, "recompute everything", "recompute everything; save random"])
 def test_dropout_of_a_permuted_tensor_draws_what_eager_draws(policy: str | None) -> None:
     """An image as rows of pixels, as in SegFormer's head."""
     torch.manual_seed(0)
-    model, x = Permuted(), torch.randn(2, 2, 4, 6)
+    model, x = Function(permuted, conv=nn.Conv2d(2, 3, 3)), torch.randn(2, 2, 4, 6)
     step = trace_step(model, lambda model, x: model(x).square().mean(), x)
     if policy is not None:
         step.apply(policylang.parse(policy))

@@ -1,7 +1,5 @@
 """Steps traced as a GPU runs them, on a machine without one: the kernels that it would choose, at true sizes."""
 
-from __future__ import annotations
-
 import resource
 import warnings
 from collections import Counter
@@ -126,44 +124,22 @@ NAMES = {
 T4, A100, RTX30, L40, H100, B200, RTX50 = (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)
 
 CALLS: list[tuple[tuple[int, int], dict[str, Any], str]] = [
-    (H100, {}, CUDNN),
-    (B200, {}, CUDNN),
-    (A100, {}, FLASH),
-    (RTX50, {}, FLASH),
-    (L40, {"dtype": torch.float16}, FLASH),
-    (T4, {}, MATH),
-    (T4, {"dtype": torch.float16}, EFFICIENT),
-    ((4, 0), {"dtype": torch.float32}, MATH),
-    (A100, {"is_causal": True, "dropout": 0.1}, FLASH),
-    (A100, {"groups": 2}, FLASH),
-    (H100, {"groups": 2}, CUDNN),
-    (A100, {"groups": 3}, MATH),
-    (H100, {"dtype": torch.float32}, EFFICIENT),
+    (H100, {}, CUDNN), (B200, {}, CUDNN), (A100, {}, FLASH), (RTX50, {}, FLASH), (L40, {"dtype": torch.float16}, FLASH),
+    (T4, {}, MATH), (T4, {"dtype": torch.float16}, EFFICIENT), ((4, 0), {"dtype": torch.float32}, MATH),
+    (A100, {"is_causal": True, "dropout": 0.1}, FLASH), (A100, {"groups": 2}, FLASH), (H100, {"groups": 2}, CUDNN),
+    (A100, {"groups": 3}, MATH), (H100, {"dtype": torch.float32}, EFFICIENT),
     (T4, {"dtype": torch.float32, "groups": 2}, MATH if VERSION < (2, 14) else EFFICIENT),
-    (H100, {"dtype": torch.float64}, MATH),
-    (H100, {"mask": (32, 32)}, CUDNN),
-    (H100, {"mask": (2, 1, 32, 32)}, CUDNN),
-    (H100, {"mask": (2, 32, 32)}, EFFICIENT),
-    (A100, {"mask": (32, 32)}, EFFICIENT),
-    (A100, {"keys": 48}, FLASH),
-    (A100, {"keys": 48, "is_causal": True}, EFFICIENT),
-    (H100, {"keys": 1}, FLASH),
-    (H100, {"keys": 0}, MATH),
-    (H100, {"head": 20}, FLASH),
-    (A100, {"head": 20, "dtype": torch.float32}, EFFICIENT),
-    (A100, {"head": 18, "dtype": torch.float32}, MATH),
-    ((7, 0), {"head": 18, "dtype": torch.float32}, EFFICIENT),
-    (H100, {"head": 256}, CUDNN),
-    (B200, {"head": 256}, FLASH),
-    (A100, {"head": 200}, FLASH),
-    (RTX30, {"head": 200}, EFFICIENT),
-    (RTX30, {"head": 200, "trains": False}, FLASH),
-    (RTX50, {"head": 256, "dropout": 0.1}, EFFICIENT),
-    (H100, {"head": 264}, EFFICIENT),
-    (B200, {"head": 192, "of_values": 128}, CUDNN),
-    (A100, {"head": 192, "of_values": 128}, EFFICIENT),
+    (H100, {"dtype": torch.float64}, MATH), (H100, {"mask": (32, 32)}, CUDNN), (H100, {"mask": (2, 1, 32, 32)}, CUDNN),
+    (H100, {"mask": (2, 32, 32)}, EFFICIENT), (A100, {"mask": (32, 32)}, EFFICIENT), (A100, {"keys": 48}, FLASH),
+    (A100, {"keys": 48, "is_causal": True}, EFFICIENT), (H100, {"keys": 1}, FLASH), (H100, {"keys": 0}, MATH),
+    (H100, {"head": 20}, FLASH), (A100, {"head": 20, "dtype": torch.float32}, EFFICIENT),
+    (A100, {"head": 18, "dtype": torch.float32}, MATH), ((7, 0), {"head": 18, "dtype": torch.float32}, EFFICIENT),
+    (H100, {"head": 256}, CUDNN), (B200, {"head": 256}, FLASH), (A100, {"head": 200}, FLASH),
+    (RTX30, {"head": 200}, EFFICIENT), (RTX30, {"head": 200, "trains": False}, FLASH),
+    (RTX50, {"head": 256, "dropout": 0.1}, EFFICIENT), (H100, {"head": 264}, EFFICIENT),
+    (B200, {"head": 192, "of_values": 128}, CUDNN), (A100, {"head": 192, "of_values": 128}, EFFICIENT),
     (H100, {"head": 32, "strides": (1,)}, MATH),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("gpu", "call", "expected"), CALLS)

@@ -1,7 +1,5 @@
 """What the nodes of a traced step carry: the side of the step they lie on, their module, the user's own tags."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.graph.phases import raw_path
 from tests.support import models
-from tests.support.models import ZOO
+from tests.support.models import ZOO, Function
 from tests.tracing.test_against_eager import Net, calls, eager_step, loss_of, mean_square, net, phase, trace
 
 aten = torch.ops.aten
@@ -61,13 +59,9 @@ def test_forward_nodes_carry_their_modules_outermost_first() -> None:
     step = trace(ZOO["llama"]())
     node = next(node for node in step.gm.graph.nodes if raw_path(node.meta).endswith("layers.1.self_attn.q_proj"))
     assert list(node.meta["nn_module_stack"]) == [
-        "",
-        "model",
-        "model.model",
-        "model.model.layers.1",
-        "model.model.layers.1.self_attn",
+        "", "model", "model.model", "model.model.layers.1", "model.model.layers.1.self_attn",
         "model.model.layers.1.self_attn.q_proj",
-    ]
+    ]  # fmt: skip
     assert node.meta["nn_module_stack"]["model.model.layers.1.self_attn.q_proj"][1] is nn.Linear
 
 
@@ -235,20 +229,16 @@ SAME = policylang.parse("# the same\nblocks layers.*\nrecompute  everything in b
 OTHER = policylang.parse("blocks layers.*\nrecompute everything in block", name="other.apl")
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.relu(self.up(x)))
+def block() -> nn.Module:
+    up, down = nn.Linear(16, 64), nn.Linear(64, 16)
+    return Function(lambda block, x: x + block.down(torch.relu(block.up(x))), up=up, down=down)
 
 
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.layers = nn.ModuleList(block() for _ in range(3))
         self.context_fn = None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """A traced step runs on the model as it is when it is called, and leaves it alone while it is traced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What tests of checkpoints need on older versions of torch."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

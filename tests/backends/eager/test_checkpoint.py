@@ -1,7 +1,5 @@
 """A policy in eager: the bits of plain training, the memory that the plan says, the decisions of the joint graph."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Iterable
@@ -18,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import policylang
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyWarning
 from tests.support import models
+from tests.support.models import Function
 
 SAC = """
 recompute everything in block
@@ -147,15 +146,8 @@ def test_what_is_saved_is_what_a_written_out_policy_function_saves_but_for_what_
 
 
 def test_a_value_behind_the_last_that_the_backward_reads_is_not_kept() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.linear(x.sin())
-
-    block, x = Last(), torch.randn(4, 8, requires_grad=True)
+    block = Function(lambda block, x: x + block.linear(x.sin()), linear=nn.Linear(8, 8, bias=False))
+    x = torch.randn(4, 8, requires_grad=True)
     run(block, policylang.parse("save sin; optional save mm"), x).sum().backward()
     report = policylang.report(block)
     assert report.saved.names == ("sin",)
@@ -200,15 +192,9 @@ def test_several_forwards_before_their_backwards() -> None:
     assert policylang.report(block).graphs == (), "one way of calling it, one recording"
 
 
-class Stage(nn.Module):
+def last_stage(layers: nn.Module) -> nn.Module:
     """The last of a pipeline: a norm, a head, and the list of layers that other stages fill."""
-
-    def __init__(self, layers: nn.Module) -> None:
-        super().__init__()
-        self.layers, self.head = layers, nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x)
+    return Function(lambda stage, x: stage.head(x), layers=layers, head=nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(
@@ -217,16 +203,16 @@ class Stage(nn.Module):
 )
 def test_a_stage_without_layers_has_nothing_to_checkpoint(layers: type[nn.Module], blocks: str) -> None:
     policy = policylang.parse(f"{blocks}recompute everything in block; save mm in block")
-    stage = policylang.checkpoint_model(Stage(layers()), policy)
+    stage = policylang.checkpoint_model(last_stage(layers()), policy)
     stage(torch.ones(2, 4)).sum().backward()
     note = f"`layers` ({layers.__name__}) holds no layers, and a checkpoint has nothing to do"
     report = policylang.report(stage)
     assert (report.notes, report.saved.bytes, len(report.recomputed)) == ((note,), 0, 0)
-    full = policylang.checkpoint_model(Stage(nn.ModuleList([nn.Linear(4, 4, bias=False)])), policy)
+    full = policylang.checkpoint_model(last_stage(nn.ModuleList([nn.Linear(4, 4, bias=False)])), policy)
     full.layers[0](torch.ones(2, 4)).sum().backward()
     assert policylang.report(nn.ModuleList([full, stage])).notes == (*policylang.report(full).notes, note)
     with pytest.raises(PolicyGraphError, match=r"APL302.*`layrs\.\*` matches no module"):
-        policylang.checkpoint_model(Stage(layers()), policylang.parse("blocks layrs.*; recompute everything"))
+        policylang.checkpoint_model(last_stage(layers()), policylang.parse("blocks layrs.*; recompute everything"))
 
 
 def test_a_second_backward_with_retain_graph_gives_the_same_gradients() -> None:
@@ -260,15 +246,10 @@ def test_without_gradients_and_in_eval_mode_the_block_simply_runs() -> None:
     assert torch.equal(run(block, policy, x), block(x))
 
 
-class Drops(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = nn.functional.dropout(self.linear(x), 0.5).sin()
-        return x
+def drops(block: Any, x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = nn.functional.dropout(block.linear(x), 0.5).sin()
+    return x
 
 
 @pytest.mark.parametrize("preserve", [True, False])
@@ -278,7 +259,7 @@ class Drops(nn.Module):
 def test_dropout_between_saved_and_recomputed_masks(text: str, preserve: bool) -> None:
     """A mask that is saved is not drawn again, so the next one has to start where it started then."""
     torch.manual_seed(0)
-    block, x = Drops(), torch.randn(4, 8, requires_grad=True)
+    block, x = Function(drops, linear=nn.Linear(8, 8)), torch.randn(4, 8, requires_grad=True)
     torch.manual_seed(1)
     expected = gradients(block, block(x).sum())
     after = torch.rand(1)
@@ -288,20 +269,10 @@ def test_dropout_between_saved_and_recomputed_masks(text: str, preserve: bool) -
     assert torch.equal(after, torch.rand(1)), "the generator goes on as if nothing had run twice"
 
 
-class Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(8)
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.linear(x)).sin()
-
-
 @pytest.mark.parametrize("text", ["recompute everything", "save everything", "save native_batch_norm"])
 def test_running_statistics_are_updated_once(text: str) -> None:
     torch.manual_seed(0)
-    plain = Norm()
+    plain = Function(lambda block, x: block.norm(block.linear(x)).sin(), norm=nn.BatchNorm1d(8), linear=nn.Linear(8, 8))
     block, x = twin(plain), torch.randn(4, 8, requires_grad=True)
     expected = gradients(plain, plain(x).sum())
     found = gradients(block, run(block, policylang.parse(text), x).sum())
@@ -557,11 +528,7 @@ padded.register_fake(torch.empty_like)
 
 
 def test_memory_beyond_what_is_planned_is_in_the_report() -> None:
-    class Pads(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return Padded.apply(x.sin()).cos()
-
-    block = Pads()
+    block = Function(lambda x: Padded.apply(x.sin()).cos())
     policy = policylang.parse("recompute everything; save policylang_test.padded")
     run(block, policy, torch.randn(4, 8, requires_grad=True)).sum().backward()
     report = policylang.report(block)

@@ -1,10 +1,8 @@
 """Compiled blocks inside and around checkpoints: the compiler applies the same policy, and another one is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +199,9 @@ def test_autocast_and_micro_batches_whose_forwards_run_first() -> None:
     assert differences(without, trained(WAYS["each block inside its checkpoint"], POLICY)) == []
 
 
-def test_over_inductor() -> None:
-    example = models.mlp(1)
+@pytest.mark.parametrize("make", [models.products, pytest.param(models.mlp, marks=pytest.mark.slow)])
+def test_over_inductor(make: Callable[[int], models.Example]) -> None:
+    example = make(1)
     run = backward_of(loss_of(example))
     without = train(each_block(twin(example.module), policylang.backend(ALONE, root="layers.0")), run)
     torch.compiler.reset()
@@ -346,24 +345,17 @@ def test_a_graph_break_in_a_block(way: Way) -> None:
     assert all(rule.matched for rule in report.rules)
 
 
-class Parts(nn.Module):
+def parts(width: int) -> nn.Module:
     """A block with a list of modules of its own, as a mixture of experts has."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for part in self.parts:
-            x = torch.tanh(part(x))
-        return x
+    linears = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+    return models.Function(lambda block, x: reduce(lambda x, part: torch.tanh(part(x)), block.parts, x), parts=linears)
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_compiled_block_is_the_block_whatever_lists_it_has(named: bool) -> None:
     """Also where the checkpoint was given one block and no name, and the policy names blocks."""
     torch.manual_seed(0)
-    block, x = Parts(8), torch.randn(4, 8, requires_grad=True)
+    block, x = parts(8), torch.randn(4, 8, requires_grad=True)
     policy = policylang.parse("blocks layers.*\nrecompute everything in block; save last matmul per block")
     by = backend(policy)
     block.compile(backend=by)
@@ -374,13 +366,12 @@ def test_a_compiled_block_is_the_block_whatever_lists_it_has(named: bool) -> Non
     assert report.blocks == 1
     assert [rule.matched for rule in report.rules][1] == 1
     without = policylang.parse("recompute everything in block; save last matmul per block")
-    model = nn.Sequential()
-    model.layers = nn.ModuleList([Parts(8), Parts(8)])
+    model = models.Layers(parts(8), parts(8))
     policylang.checkpoint_model(model, without)
     by = backend(without)
     for each in model.layers:
         each.compile(backend=by)
-    model.layers[1](model.layers[0](x)).sum().backward()
+    model(x).sum().backward()
     assert [graph.blocks for graph in policylang.report(model).graphs or [policylang.report(model)]] == [1, 1]
 
 

@@ -1,7 +1,5 @@
 """Models with checkpoints that are copied, stored, wrapped, traced, or transformed."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io
@@ -21,6 +19,7 @@ from policylang.errors import PolicyGraphError, PolicyWarning
 from tests.backends.eager.test_observed import POLICY, Layer, Model, batch, check, checkpointed, plainly
 from tests.support import models
 from tests.support.eager import differences, train
+from tests.support.models import Function
 from tests.support.versions import needs_forward_derivatives_of_checkpoints
 
 
@@ -102,30 +101,17 @@ def test_a_rule_that_matches_nowhere_in_a_copy_is_an_error() -> None:
 
 
 def test_the_report_of_a_model_around_the_one_that_was_given() -> None:
-    class Wraps(nn.Module):
-        def __init__(self, base: nn.Module) -> None:
-            super().__init__()
-            self.base = base
-
-        def forward(self, *args: Any) -> Any:
-            return self.base(*args)
-
     example = models.llama()
     function = policylang.context_fn("llama3_sac", example.module)
     inner: Any = example.module.model
     inner.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": function})
-    wrapper = Wraps(example.module)
+    wrapper = Function(lambda wrapper, *inputs: wrapper.base(*inputs), base=example.module)
     example.loss_fn(wrapper(*example.inputs)).backward()
     assert str(policylang.report(wrapper)) == str(policylang.report(function))
 
 
-class Lazy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.norm = nn.LazyLinear(8), nn.LazyBatchNorm1d()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.up(x)).sin()
+def lazy() -> nn.Module:
+    return Function(lambda block, x: block.norm(block.up(x)).sin(), up=nn.LazyLinear(8), norm=nn.LazyBatchNorm1d())
 
 
 def test_lazy_modules() -> None:
@@ -140,8 +126,8 @@ def test_lazy_modules() -> None:
             run(model, number)
         return [each.grad for each in model.parameters()] + list(model.buffers())
 
-    model = checkpointed(Model(Lazy))
-    expected = trained(Model(Lazy))
+    model = checkpointed(Model(lazy))
+    expected = trained(Model(lazy))
     assert all(torch.equal(one, other) for one, other in zip(expected, trained(model), strict=True))
     assert policylang.report(model).audit is not None
 
@@ -181,15 +167,10 @@ def test_a_shallow_copy_of_a_block_is_refused(copied: Callable[[nn.Module], nn.M
 
 
 def test_checkpoints_let_go_of_their_inputs_also_one_inside_another() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.after = Layer(), nn.Linear(8, 8)
+    def outer() -> nn.Module:
+        return Function(lambda block, x: block.after(block.inner(x)), inner=Layer(), after=nn.Linear(8, 8))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.after(self.inner(x))
-
-    model = checkpointed(Model(Outer), "blocks layers.*; recompute everything in block")
+    model = checkpointed(Model(outer), "blocks layers.*; recompute everything in block")
     checkpointed(model, "blocks layers.*.inner; recompute everything in block")
     gc.collect()
     gc.disable()

@@ -3,8 +3,6 @@
 Nothing is read off a plan to be measured: see :mod:`tests.support.device`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 
@@ -150,18 +148,14 @@ GROUNDS = ("recompute everything in block", "save everything in block", "offload
 RULES = (
     "optional offload everything in block where crosses block",
     "optional offload everything in block where crosses block outside last block",
-    "optional save everything in block where crosses block",
-    "optional offload (addmm, mm) in block",
+    "optional save everything in block where crosses block", "optional offload (addmm, mm) in block",
     "optional offload (sigmoid, gelu) in block outside last 2 blocks",
     "optional offload everything in block where is multi_output",
-    "optional offload addmm in block where feeds backward",
-    "optional offload select in block",
-    "optional offload (addmm, tanh) in block up to 40 KiB per rank",
-    "optional save first addmm per block",
-    "optional save every 2nd addmm per block",
-    "optional recompute addmm in block",
+    "optional offload addmm in block where feeds backward", "optional offload select in block",
+    "optional offload (addmm, tanh) in block up to 40 KiB per rank", "optional save first addmm per block",
+    "optional save every 2nd addmm per block", "optional recompute addmm in block",
     "optional recompute everything in every 2nd block",
-)
+)  # fmt: skip
 NARROWED = (
     "optional save addmm in block as bfloat16",
     "optional save (sigmoid, gelu) in block as bfloat16",

@@ -1,7 +1,5 @@
 """`save … as` in eager: checkpoints hold narrow values, and autograd gets them back rounded, however it asks."""
 
-from __future__ import annotations
-
 import copy
 from weakref import ref
 
@@ -14,6 +12,7 @@ import policylang
 from policylang.errors import PolicyMatchError
 from policylang.language.syntax import NarrowForm
 from tests.support.by_hand import BF16, ROWS8, narrowed_by_hand
+from tests.support.models import Layers
 
 TEXT = "recompute everything in block\nsave matmul in block as {}"
 
@@ -27,20 +26,9 @@ class Block(nn.Module):
         return x + self.down(functional.silu(self.up(x)).t().contiguous().t())
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def pair() -> tuple[Model, Model, Tensor]:
+def pair() -> tuple[nn.Module, nn.Module, Tensor]:
     torch.manual_seed(0)
-    model = Model()
+    model = Layers(Block(), Block())
     return model, copy.deepcopy(model), torch.randn(32, 16)
 
 
@@ -81,7 +69,7 @@ def test_a_graph_that_is_kept_and_a_second_derivative(form: str) -> None:
     out.backward()
     assert all(torch.equal(one, two) for one, two in zip(first, gradients(model), strict=True))
 
-    def penalty(each: Model) -> list[Tensor]:
+    def penalty(each: nn.Module) -> list[Tensor]:
         given = x.clone().requires_grad_()
         (slope,) = torch.autograd.grad(each(given).square().mean(), given, create_graph=True)
         slope.square().sum().backward()

@@ -1,7 +1,5 @@
 """The first call of a block is the one that the program makes: nothing runs beside it, so nothing shows."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +22,7 @@ from policylang.commands.small_llama import step_memory
 from policylang.errors import PolicyGraphError, PolicyWarning
 from tests.backends.eager.test_checkpoint import counted
 from tests.support.eager import Step, differences, train
+from tests.support.models import Function, Layers
 
 POLICY = """
 blocks layers.*
@@ -41,16 +40,10 @@ class Layer(nn.Module):
         return self.down(self.up(x).sin()) + x
 
 
-class Model(nn.Module):
-    def __init__(self, kind: type[nn.Module] = Layer, layers: int = 2) -> None:
-        super().__init__()
+class Model(Layers):
+    def __init__(self, kind: Callable[[], nn.Module] = Layer, layers: int = 2) -> None:
         torch.manual_seed(0)
-        self.layers = nn.ModuleList([kind() for _ in range(layers)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        super().__init__(*(kind() for _ in range(layers)))
 
 
 Run = Callable[[nn.Module, int], Tensor]
@@ -405,17 +398,9 @@ def test_parameters_that_stand_in_for_one_call_are_those_of_its_recomputation() 
 
 @pytest.mark.parametrize("exchange", ["data", "in place"])
 def test_parameters_that_change_before_the_backward_are_an_error_by_name(exchange: str) -> None:
-    class Reads(nn.Module):
-        """What it reads is not saved by autograd, which would say so itself."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.shift = nn.Parameter(torch.ones(8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x + self.shift).sin().cos()
-
-    model = checkpointed(Model(Reads), "blocks layers.*; recompute everything in block")
+    # what it reads is not saved by autograd, which would say so itself
+    model = Model(lambda: Function(lambda block, x: (x + block.shift).sin().cos(), shift=nn.Parameter(torch.ones(8))))
+    model = checkpointed(model, "blocks layers.*; recompute everything in block")
     loss = model(batch(0)).sum()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -472,20 +457,16 @@ def test_a_rule_that_matches_nowhere_is_an_error_although_a_block_is_frozen() ->
         model(batch(0))
 
 
-class PicksExperts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.gate(x).sigmoid()
-        _, chosen = torch.topk(scores, 2, dim=-1)
-        return self.out(x * scores.gather(-1, chosen).sum(-1, keepdim=True))
+def picks_experts(block: Any, x: Tensor) -> Tensor:
+    scores = block.gate(x).sigmoid()
+    _, chosen = torch.topk(scores, 2, dim=-1)
+    return block.out(x * scores.gather(-1, chosen).sum(-1, keepdim=True))
 
 
 def test_what_stands_in_for_a_result_that_nobody_reads_is_not_held() -> None:
     """TorchTitan's routers read the indices of a ``topk`` and not its values."""
-    model = checkpointed(Model(PicksExperts), "blocks layers.*; recompute everything in block; save topk in block")
+    picks = Model(lambda: Function(picks_experts, gate=nn.Linear(8, 8), out=nn.Linear(8, 8)))
+    model = checkpointed(picks, "blocks layers.*; recompute everything in block; save topk in block")
     for number in range(2):
         plainly(model, number)
         report = policylang.report(model)
@@ -510,7 +491,7 @@ def test_the_memory_of_the_first_step_is_that_of_a_full_checkpoint() -> None:
 def test_a_model_without_data_is_followed_as_well(device: str) -> None:
     """The peak of a step that is too big for the machine is measured this way."""
     with FakeTensorMode() if device == "fake" else torch.device("meta"):
-        model = checkpointed(Model(kind=Plain))
+        model = checkpointed(Model(kind=plain))
         for _ in range(2):
             model(torch.empty(4, 8)).sum().backward()
     report = policylang.report(model)
@@ -518,13 +499,9 @@ def test_a_model_without_data_is_followed_as_well(device: str) -> None:
     assert report.saved.bytes == 2 * 4 * 8 * 4
 
 
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).sin())
+def plain() -> nn.Module:
+    up, down = nn.Linear(8, 8), nn.Linear(8, 8)
+    return Function(lambda block, x: block.down(block.up(x).sin()), up=up, down=down)
 
 
 class KeepsByItself(Layer):

@@ -1,8 +1,6 @@
 """Blocks that write what they read (buffers, counters, caches, generators) before an earlier backward has run: the bits
 of the same training without checkpoints, or an error by name, and never other numbers."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Blocks of random operators under random rules: the bits of the same training without checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -9,13 +7,16 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import policylang
 from policylang.backends.copies import pool
 from policylang.backends.eager import offloaded, region
+from tests.support import models
 from tests.support.drawn import examples
 from tests.support.eager import differences, train
 from tests.support.late import Late, copied_over
+from tests.support.models import Layers
 
 
 class Random(nn.Module):
@@ -91,53 +92,31 @@ def _branch(_: Random, __: int, x: Tensor, ___: Tensor) -> Tensor:
 
 
 STEPS: dict[str, Callable[[Random, int, Tensor, Tensor], Tensor]] = {
-    "norm": _norm,
-    "in place": _in_place,
-    "through view": _through_view,
-    "pieces": _pieces,
-    "chosen": _chosen,
-    "reassigned": _reassigned,
-    "counted": _counted,
-    "without gradient": _without_gradient,
-    "derivative": _derivative,
-    "branch": _branch,
-    "dropout": lambda _b, _n, x, _o: nn.functional.dropout(x, 0.5),
+    "norm": _norm, "in place": _in_place, "through view": _through_view, "pieces": _pieces, "chosen": _chosen,
+    "reassigned": _reassigned, "counted": _counted, "without gradient": _without_gradient, "derivative": _derivative,
+    "branch": _branch, "dropout": lambda _b, _n, x, _o: nn.functional.dropout(x, 0.5),
     "softmax": lambda _b, _n, x, other: x.softmax(1) * other,
     "turned": lambda _b, _n, x, other: (x.t() @ other).t().reshape(6, 6)[: len(x)].contiguous() + x,
     "twice": lambda _b, _n, x, _o: x.relu() + x.relu(),
-}
+}  # fmt: skip
 RULES = (
-    "optional save first addmm in block",
-    "optional save every 2nd addmm in block",
-    "optional save sin, cos, exp in block",
-    "optional save view in block where feeds backward",
-    "optional save everything in block where feeds backward",
-    "optional save last 3 everything in block",
-    "optional save everything in block where is random",
-    "optional save everything in block where is multi_output",
-    "optional save everything in block where crosses block",
-    "optional offload everything in block where crosses block",
-    "optional offload sin, cos, exp, addmm in block",
-    "optional offload everything in block where feeds backward",
-    "optional offload last 3 everything in block up to 200 B per rank",
-    "optional recompute addmm in block",
+    "optional save first addmm in block", "optional save every 2nd addmm in block",
+    "optional save sin, cos, exp in block", "optional save view in block where feeds backward",
+    "optional save everything in block where feeds backward", "optional save last 3 everything in block",
+    "optional save everything in block where is random", "optional save everything in block where is multi_output",
+    "optional save everything in block where crosses block", "optional offload everything in block where crosses block",
+    "optional offload sin, cos, exp, addmm in block", "optional offload everything in block where feeds backward",
+    "optional offload last 3 everything in block up to 200 B per rank", "optional recompute addmm in block",
     "optional recompute topk in block",
-)
+)  # fmt: skip
 
 
 GROUNDS = ["recompute everything in block", "save everything in block", "offload everything in block"]
 
 
-class Model(nn.Module):
-    def __init__(self, programs: list[list[str]]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList([Random(steps) for steps in programs])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+def Model(programs: list[list[str]]) -> Layers:
+    torch.manual_seed(0)
+    return Layers(*(Random(steps) for steps in programs))
 
 
 def plainly(model: nn.Module, number: int) -> Tensor:
@@ -230,3 +209,145 @@ def test_many_random_blocks(data: st.DataObject) -> None:
     run = data.draw(st.sampled_from([plainly, forwards_first]))
     inner = test_random_blocks_train_on_the_same_bits.hypothesis.inner_test
     inner(programs, ground, rules, run)
+
+
+# --- blocks that differentiate a part of themselves, alone and inside one another ---
+Function = Callable[[Tensor], Tensor]
+Around = Callable[[Function], Function]
+
+POLICIES = {
+    "recompute": "recompute everything",
+    "save": "save everything",
+    "some": "recompute everything\noptional save sin, exp\noptional save every 2nd mul",
+}
+
+
+def plain(function: Function) -> Function:
+    return lambda x: checkpoint(function, x, use_reentrant=False)
+
+
+def under(policy: str) -> Around:
+    loaded = policylang.parse(f"policy p\n{policy}\n")
+
+    def around(function: Function) -> Function:
+        block = models.Function(function)
+        contexts = policylang.context_fn(loaded, block, strict=True)
+        return lambda x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+
+    return around
+
+
+def gradient(function: Function) -> Function:
+    def differentiated(x: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        return found
+
+    return differentiated
+
+
+def scaled_by_its_slope(x: Tensor) -> Tensor:
+    (slope,) = torch.autograd.grad(x.sin().exp().sum(), x)
+    return (x.sin() * slope).exp().sin()
+
+
+def alone(around: Around) -> Function:
+    return around(scaled_by_its_slope)
+
+
+def inside_one_another(around: Around) -> Function:
+    return gradient(around(gradient(around(scaled_by_its_slope))))
+
+
+def differentiated_twice(around: Around) -> Function:
+    return around(gradient(gradient(around(scaled_by_its_slope))))
+
+
+def of_the_outer_block(around: Around) -> Function:
+    def outer(x: Tensor) -> Tensor:
+        energy = x.exp().sin()
+
+        def inner(z: Tensor) -> Tensor:
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+            return z.sin() * force
+
+        return around(inner)(x.cos())
+
+    return around(outer)
+
+
+def of_the_outer_block_and_again(around: Around) -> Function:
+    def outer(x: Tensor) -> Tensor:
+        energy = x.exp().sin()
+
+        def inner(z: Tensor) -> Tensor:
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+            return z.sin() * force
+
+        return gradient(lambda y: around(inner)(y.cos()))(x)
+
+    return around(outer)
+
+
+def of_a_block_before(around: Around) -> Function:
+    first = around(lambda x: x.exp().sin())
+
+    def both(x: Tensor) -> Tensor:
+        energy = first(x)
+
+        def second(z: Tensor) -> Tensor:
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+            return z.sin() * force
+
+        return around(second)(x.cos())
+
+    return both
+
+
+SHAPES = [
+    alone, inside_one_another, differentiated_twice, of_the_outer_block, of_the_outer_block_and_again,
+    of_a_block_before,
+]  # fmt: skip
+
+
+READ_TWICE = {of_the_outer_block, of_the_outer_block_and_again}
+"""One backward runs the outer block again twice, and what it saves is gone after the first time unless it is kept."""
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_blocks_that_differentiate_inside_one_another(
+    shape: Callable[[Around], Function], policy: str, early_stop: bool
+) -> None:
+    """The first call is observed, the others follow a plan."""
+
+    def gradients(function: Function) -> list[Tensor]:
+        found = []
+        for number in range(3):
+            x = torch.linspace(0.1, 1 + number, 5).requires_grad_()
+            function(x).sum().backward(retain_graph=shape in READ_TWICE)
+            assert x.grad is not None
+            found.append(x.grad)
+        return found
+
+    with set_checkpoint_early_stop(early_stop):
+        expected = gradients(shape(plain))
+        assert all(map(torch.equal, gradients(shape(under(POLICIES[policy]))), expected))
+
+
+def test_what_stands_in_for_an_unread_result_is_no_operator_of_the_block_around() -> None:
+    def picks(x: Tensor) -> Tensor:
+        _, places = torch.topk(x, 2)
+        return x.gather(-1, places).sin()
+
+    def gradients(around: Around) -> list[Tensor]:
+        inner = around(picks)
+        function, found = around(lambda x: inner(x).cos()), []
+        for number in range(3):
+            x = torch.linspace(0.1, 1 + number, 5).requires_grad_()
+            function(x).sum().backward()
+            assert x.grad is not None
+            found.append(x.grad)
+        return found
+
+    assert all(map(torch.equal, gradients(under("save topk\noptional recompute sin")), gradients(plain)))

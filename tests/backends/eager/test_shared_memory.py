@@ -1,8 +1,7 @@
 """Blocks whose operators share memory, or change a shape, and do not say so where one would look."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,51 +11,43 @@ import policylang
 from policylang.errors import PolicyGraphError
 from tests.backends.eager.test_observed import Layer, Model, batch, plainly
 from tests.support.eager import differences, train
+from tests.support.models import Function
 
 SAVES_ALL = "blocks layers.*; save everything in block"
 SAVES_SOME = "blocks layers.*; recompute everything in block; optional save first addmm per block; optional save add"
 
 
-class Cells(nn.Module):
+def cells() -> nn.Module:
     """A cell writes the gates in place, on pieces of one product that ``unsafe_split`` makes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(block: Any, x: Tensor) -> Tensor:
         hidden = state = torch.zeros_like(x)
         for _ in range(2):
-            hidden, state = self.cell(x, (hidden, state))
+            hidden, state = block.cell(x, (hidden, state))
         return hidden + x
 
+    return Function(forward, cell=nn.LSTMCell(8, 8))
 
-class Recurrent(nn.Module):
+
+def recurrent() -> nn.Module:
     """It lays its steps one behind the other and then says ``transpose_``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent, self.out = nn.RNN(8, 8, batch_first=True), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.recurrent(x.view(2, 2, 8))[0]).view(4, 8) + x
+    parts = {"recurrent": nn.RNN(8, 8, batch_first=True), "out": nn.Linear(8, 8)}
+    return Function(lambda block, x: block.out(block.recurrent(x.view(2, 2, 8))[0]).view(4, 8) + x, **parts)
 
 
-class AddsInPlace(nn.Module):
+def adds_in_place() -> nn.Module:
     """A product of three dimensions is the ``_unsafe_view`` of one of two."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(8, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = x.view(2, 2, 8) @ self.weight
+    def forward(block: Any, x: Tensor) -> Tensor:
+        out = x.view(2, 2, 8) @ block.weight
         out += x.view(2, 2, 8)
         return out.view(4, 8).sin()
 
+    return Function(forward, weight=nn.Parameter(torch.randn(8, 8)))
+
 
 @pytest.mark.parametrize("policy", [SAVES_ALL, SAVES_SOME])
-@pytest.mark.parametrize("kind", [Cells, Recurrent, AddsInPlace])
+@pytest.mark.parametrize("kind", [cells, recurrent, adds_in_place])
 def test_what_is_saved_is_what_the_backward_would_have_read(kind: Callable[[], nn.Module], policy: str) -> None:
     model = policylang.checkpoint_model(Model(kind), policylang.parse(policy), strict=True)
     assert differences(train(Model(kind), plainly), train(model, plainly)) == []
@@ -64,17 +55,15 @@ def test_what_is_saved_is_what_the_backward_would_have_read(kind: Callable[[], n
     assert report.audit.differences == (), "and it is as large as the plan says"
 
 
-class Packed(nn.Module):
+def packed() -> nn.Module:
     """The lengths of its sequences are read by C++, and by no operator."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent = nn.LSTM(8, 8, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(block: Any, x: Tensor) -> Tensor:
         packed = nn.utils.rnn.pack_padded_sequence(x.view(2, 2, 8), [2, 1], batch_first=True)
-        out, _ = nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)
+        out, _ = nn.utils.rnn.pad_packed_sequence(block.recurrent(packed)[0], batch_first=True)
         return out.reshape(4, 8) + x
+
+    return Function(forward, recurrent=nn.LSTM(8, 8, batch_first=True))
 
 
 class CountsKinds(Layer):
@@ -84,7 +73,7 @@ class CountsKinds(Layer):
 
 
 @pytest.mark.parametrize(
-    ("kind", "policy"), [(Packed, SAVES_ALL), (CountsKinds, "recompute everything in block; save _unique2 in block")]
+    ("kind", "policy"), [(packed, SAVES_ALL), (CountsKinds, "recompute everything in block; save _unique2 in block")]
 )
 def test_integers_that_are_read_without_an_operator(kind: Callable[[], nn.Module], policy: str) -> None:
     model = policylang.checkpoint_model(Model(kind), policylang.parse(policy), strict=True)
@@ -158,16 +147,11 @@ class LetGo(nn.Module):
         return x * self.part.sum() * scale
 
 
-class LetsGoOfAValue(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(8, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        product = x @ self.weight
-        out = product.sin()
-        product.untyped_storage().resize_(0)
-        return out
+def lets_go_of_a_value(block: Any, x: Tensor) -> Tensor:
+    product = x @ block.weight
+    out = product.sin()
+    product.untyped_storage().resize_(0)
+    return out
 
 
 def test_memory_from_outside_that_was_let_go_is_filled_again() -> None:
@@ -176,6 +160,7 @@ def test_memory_from_outside_that_was_let_go_is_filled_again() -> None:
 
 
 def test_a_saved_value_whose_memory_was_let_go_is_refused() -> None:
-    model = policylang.checkpoint_model(Model(LetsGoOfAValue), policylang.parse("undecided -> save"))
+    model = Model(lambda: Function(lets_go_of_a_value, weight=nn.Parameter(torch.randn(8, 8))))
+    model = policylang.checkpoint_model(model, policylang.parse("undecided -> save"))
     with pytest.raises(PolicyGraphError, match="memory was freed or resized"):
         plainly(model, 0)

@@ -1,7 +1,5 @@
 """A backward that is taken in parts, as pipeline schedules split it: for the inputs first, then for each weight."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from functools import partial

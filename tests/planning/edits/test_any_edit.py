@@ -1,7 +1,5 @@
 """The type of an edit holds for any edit: random ones, one that the language lacks, and random lines of layouts."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

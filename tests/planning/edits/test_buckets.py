@@ -1,7 +1,5 @@
 """``bucket``: what becomes one collective, where it stands, what is said where nothing does, and the proofs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """``fuse`` and ``collapse``: which gathers and scatters become one, what is left, and why others stay."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """What scheduling lines come to on a step, segment by segment, and what is said if that is nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import pytest
@@ -426,13 +424,8 @@ def test_a_collective_is_of_the_stage_that_uses_or_makes_what_it_moves() -> None
     rows = {name: row for name, row in facts.index.items() if "gather_" in name or "scatter_" in name}
     of = {name: found.block[found.segment_of[row]] for name, row in rows.items()}
     assert of == {
-        "gather_0": 0,
-        "gather_1": 1,
-        "gather_1_again": 1,
-        "gather_0_again": 0,
-        "scatter_0": 0,
-        "scatter_1": 1,
-    }
+        "gather_0": 0, "gather_1": 1, "gather_1_again": 1, "gather_0_again": 0, "scatter_0": 0, "scatter_1": 1,
+    }  # fmt: skip
 
 
 def test_what_runs_again_belongs_to_the_stage_that_it_serves() -> None:
