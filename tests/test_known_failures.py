@@ -40,8 +40,6 @@ def report_on(text: str, example: Example) -> Report:
 
 
 # --- no effect, or the opposite one -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
@@ -114,8 +112,6 @@ def test_a_budget_does_not_undo_a_rule(budget: float) -> None:
 
 
 # --- wrong numbers ----------------------------------------------------------------------------------------------------
-
-
 def test_dropout_is_recomputed_with_the_mask_it_drew() -> None:
     """pytorch#190758, OLMo-core#828: with a fresh one, gradients were wrong and nothing said so."""
     plain = trained(gpt2(1), "aot_eager")
@@ -125,23 +121,17 @@ def test_dropout_is_recomputed_with_the_mask_it_drew() -> None:
     assert any("dropout" in name for name in report.recomputed.names)
 
 
-class Scaled(nn.Module):
+def scaled() -> Example:
     """Reads a buffer, and writes it later: what was read cannot be read again."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        self.register_buffer("scale", torch.ones(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = (self.first(x) * self.scale.exp()).sin()
-        self.scale.add_(1)
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        y = (model.first(x) * model.scale.exp()).sin()
+        model.scale.add_(1)
         return y
 
-
-def scaled() -> Example:
     torch.manual_seed(0)
-    return Example(Scaled(), (torch.randn(4, 8),), square_loss)
+    model = Function(forward, first=nn.Linear(8, 8), scale=nn.Buffer(torch.ones(8)))
+    return Example(model, (torch.randn(4, 8),), square_loss)
 
 
 def test_a_buffer_that_is_written_after_it_was_read_is_not_read_again() -> None:

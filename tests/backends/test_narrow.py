@@ -54,8 +54,6 @@ def applied(flat: Flat, text: str) -> tuple[Flat, AppliedPlan]:
 
 
 # --- what a form does to a value --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("form", [BF16, NarrowForm("float16"), ROWS8, NarrowForm("float8_e5m2", per_row=True)], ids=str)
 def test_a_value_comes_back_rounded_with_its_strides(dtype: torch.dtype, form: NarrowForm) -> None:
@@ -95,8 +93,6 @@ def test_rows_without_a_scale() -> None:
 
 
 # --- the same bits as by hand -----------------------------------------------------------------------------------------
-
-
 class _ByHand(fx.Interpreter):
     """Runs the graph as it was traced; what the backward reads is what the plan says becomes of it, one value after the
     other: rounded, or computed again of what was rounded."""
@@ -228,8 +224,6 @@ def test_both_halves_give_the_bits_of_narrowing_by_hand(name: str, text: str) ->
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
-
-
 LAYERS, WIDTH, LONG = 6, 16, 256
 GELU = LONG * 2 * WIDTH * 4
 
@@ -281,8 +275,6 @@ def test_the_peak_is_that_of_the_plan(road: Callable[[str], tuple[int, int, Plan
 
 
 # --- the audit --------------------------------------------------------------------------------------------------------
-
-
 def _narrower(node: fx.Node) -> None:
     node.args = (*node.args[:2], torch.float16)
 
@@ -315,8 +307,6 @@ def test_the_audit_notices_another_form(form: str, target: Any, change: Callable
 
 
 # --- what is narrowed, and what is not --------------------------------------------------------------------------------
-
-
 def traced(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> Traced:
     given = tuple(each.clone().requires_grad_(each.is_floating_point()) for each in inputs)
     return trace(Function(function), given, square_loss, **options)
@@ -472,8 +462,6 @@ def test_what_is_denied_is_what_is_not_lossless(text: str, on_graph: bool, said:
 
 
 # --- under torch.compile ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("inner", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", [BF16, ROWS8], ids=str)
 def test_compiled_with_dynamic_sizes(inner: Any, form: NarrowForm) -> None:

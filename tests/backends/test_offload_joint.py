@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,7 +17,7 @@ from policylang.graph import marks
 from policylang.planning.value_outcome import Why
 from tests.support import models
 from tests.support.compiled import WITHOUT, Trained, assert_bitwise_equal, fresh_dynamo, train
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.late import Late, copied_over
 from tests.support.lines import NAMES, Layers, placements_of
 from tests.support.models import ZOO, Example, Function, square_loss
@@ -56,8 +55,6 @@ def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 
 
 # --- values -------------------------------------------------------------------------------------------------------
-
-
 QUICK = [
     ("mlp", SAVE + "offload gelu, addmm"),
     ("resnet", "recompute everything\noffload convolution"),
@@ -177,8 +174,6 @@ def test_equal_nodes_are_one_and_saved_if_either_is() -> None:
 
 
 # --- sizes, blocks, caches -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("inner", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_sizes_that_change_from_step_to_step(inner: str) -> None:
     def steps(backend: Any) -> list[Tensor]:
@@ -254,8 +249,6 @@ def test_a_forward_that_is_compiled_again_saves_what_was_offloaded() -> None:
 
 
 # --- order ---------------------------------------------------------------------------------------------------------
-
-
 class Noted:
     """A link that notes what happens, and keeps every copy on the host: nobody may write to one while it is read."""
 
@@ -297,8 +290,7 @@ def test_inductor_leaves_the_copies_where_they_stand_and_the_host_alone() -> Non
 DRAWN = ("mm", "addmm", "mul", "add", "permute, t, view", "bernoulli", "gelu or silu or tanh", "attention", "getitem")
 
 
-@given(st.data())
-@settings(max_examples=examples(12, 40))
+@drawn(12, 40, st.data())
 def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
     graph = zoo_traced(data.draw(st.sampled_from(["dropout", "resnet", "mlp", "shared_parameters"])))
     fate = data.draw(st.sampled_from(["save", "recompute", "auto"]))
@@ -315,8 +307,6 @@ def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
 
 
 # --- figures, and what stays refused -------------------------------------------------------------------------------
-
-
 def test_an_expectation_is_settled_when_min_cut_has_decided() -> None:
     plan = (
         zoo_traced("llama")

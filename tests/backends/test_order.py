@@ -182,8 +182,6 @@ def test_an_eager_block_runs_again_in_its_own_order() -> None:
 
 
 # --- any other order ---
-
-
 @pytest.mark.parametrize("text", SOME)
 @pytest.mark.parametrize("model", ["mlp", "dropout", slow("resnet"), slow("llama")])
 def test_any_order_is_carried_out_exactly_and_gives_the_same_bits(model: str, text: str) -> None:

@@ -207,22 +207,20 @@ def test_a_tuple_that_the_backward_reads_whole_cannot_be_saved() -> None:
     assert found.help == "recompute it with a later rule"
 
 
-class _ReadsBuffer(nn.Module):
+def _reads_buffer(model: Any, x: Tensor) -> Tensor:
     """Chooses by a buffer that the step then changes: what was chosen cannot be chosen again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.arange(4.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.sin() * torch.topk(self.scale, 2)[0].sum()
-        self.scale.add_(1)
-        return y
+    y = x.sin() * torch.topk(model.scale, 2)[0].sum()
+    model.scale.add_(1)
+    return y
 
 
 def test_what_min_cut_can_neither_save_nor_recompute_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # torch writes the graph it failed on there
-    graph = trace(_ReadsBuffer(), (torch.randn(4, requires_grad=True),), square_loss)
+    graph = trace(
+        models.Function(_reads_buffer, scale=nn.Buffer(torch.arange(4.0))),
+        (torch.randn(4, requires_grad=True),),
+        square_loss,
+    )
     gm = graph.fresh()
     read_whole_in_the_backward(gm, with_tangent=True)
     with pytest.raises(PolicyMatchError) as caught:
@@ -650,18 +648,15 @@ def test_a_save_that_the_backward_has_no_use_for_does_not_save_its_twin() -> Non
     assert graph.run("recompute everything; save last sin").audit.saved == ("sin",)
 
 
-class Twins(nn.Module):
+def buffered_twins() -> nn.Module:
     """Two equal values of a buffer that is then written; the backward needs the second alone."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-        self.register_buffer("scale", torch.ones(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x + self.scale.exp() + self.weight * self.scale.exp() * x
-        self.scale.add_(1)
+    def forward(model: Any, x: Tensor) -> Tensor:
+        y = x + model.scale.exp() + model.weight * model.scale.exp() * x
+        model.scale.add_(1)
         return y
+
+    return models.Function(forward, weight=nn.Parameter(torch.ones(8)), scale=nn.Buffer(torch.ones(8)))
 
 
 UNSEEN = ["recompute first exp", "recompute first exp; leave last exp", "optional recompute first exp"]
@@ -670,7 +665,7 @@ UNSEEN = ["recompute first exp", "recompute first exp; leave last exp", "optiona
 @pytest.mark.parametrize("policy", UNSEEN)
 def test_a_recomputation_that_nothing_needed_does_not_bind_its_twin(policy: str) -> None:
     """Planning refuses what would be wrong of what is needed. The twin would have read the buffer after its update."""
-    graph = trace(Twins(), (torch.randn(4, 8),), lambda output: output.sum())
+    graph = trace(buffered_twins(), (torch.randn(4, 8),), lambda output: output.sum())
     result = graph.run(policy)
     assert_same_result(graph.run("save everything"), result)
     assert result.audit.recomputed == ()
@@ -681,7 +676,7 @@ def test_what_planning_could_not_see_is_refused_before_the_graph_is_split(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finalize, "_used_by_backward", lambda plan: frozenset(range(len(plan.facts))))
-    graph = trace(Twins(), (torch.randn(4, 8),), lambda output: output.sum())
+    graph = trace(buffered_twins(), (torch.randn(4, 8),), lambda output: output.sum())
     with pytest.raises(PolicyMatchError, match="reads memory that the graph changes") as caught:
         graph.run(policy)
     assert [found.code for found in caught.value.diagnostics] == ["APL304"]

@@ -29,8 +29,6 @@ def made(text: str) -> PolicyPass:
 
 
 # --- in a list ----------------------------------------------------------------------------------------------------
-
-
 def lint(gm: fx.GraphModule) -> fx.GraphModule:
     gm.graph.lint()
     return gm
@@ -94,8 +92,6 @@ def test_a_policy_that_means_nothing_makes_no_pass(tmp_path):
 
 
 # --- the key ------------------------------------------------------------------------------------------------------
-
-
 def test_the_uuid_is_that_of_the_rules_and_of_the_code_that_acts(monkeypatch: pytest.MonkeyPatch):
     key = made(KEEPS_MATMULS).uuid()
     assert isinstance(made(KEEPS_MATMULS), CustomGraphPass)
@@ -107,8 +103,6 @@ def test_the_uuid_is_that_of_the_rules_and_of_the_code_that_acts(monkeypatch: py
 
 
 # --- behind Inductor's hooks --------------------------------------------------------------------------------------
-
-
 class Step(NamedTuple):
     hits: int
     saved: list[tuple[int, ...]]

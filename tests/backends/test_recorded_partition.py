@@ -128,8 +128,6 @@ def scatters(made: Partition) -> set[str]:
 
 
 # --- llama3_sac with FSDP's line --------------------------------------------------------------------------------------
-
-
 def sac(undecided: str, *, checkpointed: bool) -> Partition:
     return partitioned(f"include <llama3_sac>\nundecided -> {undecided}\n{FSDP}", checkpointed=checkpointed)
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from functorch.compile import nop
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -32,7 +31,7 @@ from policylang.language.syntax import Policy
 from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import SavedForBackward
 from tests.support import models
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.late import Late, copied_over
 from tests.support.models import ZOO, Example, Layers, dropout, gpt2, llama, mixtral, products, resnet
 from tests.support.sharded import fake_ranks
@@ -432,8 +431,7 @@ def _policies(draw: st.DrawFn) -> str:
     return "\n".join([*lines, f"undecided -> {draw(st.sampled_from(['auto', 'save', 'recompute']))}"])
 
 
-@settings(max_examples=examples(6, 15))
-@given(function=_functions(), policy=_policies(), decomposed=st.booleans())
+@drawn(6, 15, function=_functions(), policy=_policies(), decomposed=st.booleans())
 def test_random_models_under_random_policies(function: Function, policy: str, decomposed: bool) -> None:
     torch._dynamo.reset()
     table = select_decomp_table() if decomposed else None

@@ -371,8 +371,6 @@ def test_sharded_heads_of_torchtitan_and_hugging_face(
 
 
 # --- what is planned, for ranks that are imagined ---
-
-
 class Lacking:
     """Other ranks, one of which makes no cut."""
 

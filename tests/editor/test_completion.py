@@ -84,8 +84,6 @@ def inserted(tmp_path: Path, text: str, label: str, graph: str | None = None) ->
 
 
 # --- the grammar ---
-
-
 def is_free(word: str, kind: str, cursor: Cursor) -> bool:
     """Whether only the user knows the word: a name where he gives one, a number, an operator, a module, a file."""
     if kind in MARKS or kind in NUMBERS or kind == "STRING" or word in ("→", "µs", "μs"):
@@ -189,8 +187,6 @@ def test_a_policy_can_be_written_from_what_is_offered_alone(data: st.DataObject)
 
 
 # --- what the snapshot has ---
-
-
 def test_counts_are_those_of_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["show", str(GRAPHS / "fsdp.graph"), "--output-format", "json"])
     nodes = json.loads(capsys.readouterr().out)["nodes"]
@@ -313,8 +309,6 @@ def test_mesh_dimensions_come_from_the_graph(at: At) -> None:
 
 
 # --- files ---
-
-
 def test_bundled_policies_come_with_their_first_sentence(tmp_path: Path) -> None:
     found = {each.label: each for each in items(tmp_path, "include <|")}
     assert set(found) == {f"<{name}>" for name in bundled_names() if name != "prelude"}
@@ -346,8 +340,6 @@ def test_a_text_without_a_file_has_none_beside() -> None:
 
 
 # --- the text ---
-
-
 @pytest.mark.parametrize("text", ["# sa|", "save mm  # sa|ve", "# |", "save (mm, # a|\n bmm)", "// sa|"])
 def test_nothing_in_comments(at: At, text: str) -> None:
     assert at(text) == []
@@ -410,8 +402,6 @@ def test_random_texts_are_answered(parts: list[str]) -> None:
 
 
 # --- what clients do with it ---
-
-
 def test_a_blank_opens_a_list_only_where_the_statement_goes_on(at: At) -> None:
     assert at("save |", trigger=" ")
     assert at("save mm in |", trigger=" ")

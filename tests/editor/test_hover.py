@@ -12,7 +12,6 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from lsprotocol import types
 
@@ -29,7 +28,7 @@ from policylang.language.parser import parse_file
 from policylang.language.shown import format_quantity
 from policylang.planning.inspection.worth import MOST_RULES
 from tests.editor.conftest import CAPABILITIES, Editor
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.hostile import hostile_graph, raw_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -435,8 +434,7 @@ def test_every_place_of_every_policy_can_be_asked_on_a_snapshot(policy: Path, gr
 TEXTS = [policy.read_text(encoding="utf-8") for policy in POLICIES]
 
 
-@settings(max_examples=examples(20, 300))
-@given(st.sampled_from(TEXTS), st.data())
+@drawn(20, 300, st.sampled_from(TEXTS), st.data())
 def test_no_broken_text_raises(text: str, data: st.DataObject) -> None:
     """A stretch of a policy, cut anywhere, with characters put in anywhere."""
     start = data.draw(st.integers(0, len(text) - 1))
@@ -692,8 +690,7 @@ def test_hints_of_every_policy_stand_at_the_ends_of_its_statements(policy) -> No
         assert shown(state) or not state.text.file.statements
 
 
-@settings(max_examples=examples(20, 300))
-@given(st.sampled_from(TEXTS), st.integers(0, 4000), st.integers(1, 400))
+@drawn(20, 300, st.sampled_from(TEXTS), st.integers(0, 4000), st.integers(1, 400))
 def test_hints_of_a_stretch_of_a_policy_stand_at_the_ends_of_its_statements(text: str, start: int, length: int) -> None:
     piece = text[start % len(text) :][:length]
     state = state_of.__wrapped__(piece, "tutorial.graph", weighed=False)

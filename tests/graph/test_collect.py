@@ -28,7 +28,7 @@ from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import PathGlob
 from tests.graph.captured import executed, facts_of_model, joint_of
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.lines import NAMES, Chain, picking, shard_of, traced
 from tests.support.models import ZOO
 from tests.support.sharded import fake_ranks
@@ -624,8 +624,7 @@ def graphs(draw: st.DrawFn) -> Facts:
     return Facts(kind=GraphKind.JOINT, **{name: [said.blank] * count for name, said in COLUMNS.items()} | own)
 
 
-@settings(max_examples=examples(60, 3000))
-@given(graphs(), st.data())
+@drawn(60, 3000, graphs(), st.data())
 def test_lines_are_what_a_walk_from_every_row_finds(facts: Facts, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.sampled_from(facts.forward), unique=True)) if facts.forward else []
     markers = data.draw(st.lists(st.sampled_from(facts.forward), unique=True)) if facts.forward else []

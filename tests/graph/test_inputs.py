@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import min_cut_rematerialization_partition
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -21,8 +20,8 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, InputKind
 from policylang.graph.phases import ModulePaths, normalise, raw_path
 from tests.graph.captured import facts_of_model, joint_of
-from tests.support.drawn import examples
-from tests.support.models import ZOO
+from tests.support.drawn import drawn
+from tests.support.models import ZOO, Function
 from tests.support.sharded import fake_ranks
 
 
@@ -76,20 +75,18 @@ def test_without_names_a_parameter_is_what_is_static_and_gets_a_gradient(name: s
     assert InputKind.USER in found
 
 
-class Frozen(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = nn.Linear(4, 4).requires_grad_(False)
-        self.adapter = nn.Linear(4, 4)
-        self.unused = nn.Linear(4, 4)
+def frozen() -> nn.Module:
+    def forward(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        model.unused(x)
+        return model.adapter(model.base(x)) * y.shape[0]
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        self.unused(x)
-        return self.adapter(self.base(x)) * y.shape[0]
+    parts = {name: nn.Linear(4, 4) for name in ("base", "adapter", "unused")}
+    parts["base"].requires_grad_(False)
+    return Function(forward, **parts)
 
 
 def test_a_frozen_parameter_is_a_parameter() -> None:
-    found = kinds_and_names(facts_while_compiling(Frozen(), torch.randn(3, 4), torch.randn(5, 2)))
+    found = kinds_and_names(facts_while_compiling(frozen(), torch.randn(3, 4), torch.randn(5, 2)))
     names = {path for kind, path in found if kind is InputKind.PARAMETER}
     assert {"base.weight", "base.bias", "adapter.weight", "adapter.bias"} <= names
 
@@ -187,7 +184,7 @@ def test_the_names_of_one_compilation_are_not_given_to_another_graph() -> None:
         return gm
 
     torch._dynamo.reset()
-    torch.compile(Frozen(), backend=backend)(torch.randn(3, 4), torch.randn(5, 2))
+    torch.compile(frozen(), backend=backend)(torch.randn(3, 4), torch.randn(5, 2))
     torch._dynamo.reset()
     assert {path for _, path in kinds_and_names(found[0])} == {""}
 
@@ -281,8 +278,7 @@ def written(draw: st.DrawFn) -> tuple[str, str]:
     return raw, ".".join(path)
 
 
-@settings(max_examples=examples(40, 2000))
-@given(written())
+@drawn(40, 2000, written())
 def test_every_mixture_of_forms_leads_to_the_same_path_and_normalising_twice_changes_nothing(
     case: tuple[str, str],
 ) -> None:
@@ -291,8 +287,7 @@ def test_every_mixture_of_forms_leads_to_the_same_path_and_normalising_twice_cha
     assert normalise(path) == ("", path)
 
 
-@settings(max_examples=examples(40, 2000))
-@given(st.text(max_size=60))
+@drawn(40, 2000, st.text(max_size=60))
 def test_any_text_gives_some_path(text: str) -> None:
     _, path = normalise(text)
     assert not path.startswith(".")

@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
@@ -38,7 +37,7 @@ from policylang.language.loader import load_policy, parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
 from tests.graph.captured import facts_of_model
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.flat_graphs import flat_graph
 from tests.support.models import ZOO
 from tests.support.shared_graphs import BACKWARD, JOINT, ONE_DEVICE, shared_facts
@@ -363,14 +362,12 @@ DATA = snapshot.dump(everything_said())
 BODY = lzma.decompress(snapshot.dump(facts_of(SMALL)))
 
 
-@given(st.integers(0, len(DATA) - 1))
-@settings(max_examples=examples(25, 500))
+@drawn(25, 500, st.integers(0, len(DATA) - 1))
 def test_a_file_that_was_cut_short(length: int) -> None:
     assert refusal(DATA[:length]).code == "APL353"
 
 
-@given(st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(1, 255)), min_size=1, max_size=4))
-@settings(max_examples=examples(50, 2000))
+@drawn(50, 2000, st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(1, 255)), min_size=1, max_size=4))
 def test_a_file_with_changed_bytes(changes: list[tuple[int, int]]) -> None:
     data = bytearray(DATA)
     for at, change in changes:
@@ -378,8 +375,7 @@ def test_a_file_with_changed_bytes(changes: list[tuple[int, int]]) -> None:
     planned(bytes(data))
 
 
-@given(st.lists(st.tuples(st.integers(0, len(BODY) - 1), st.integers(0, 255)), min_size=1, max_size=3))
-@settings(max_examples=examples(100, 5000))
+@drawn(100, 5000, st.lists(st.tuples(st.integers(0, len(BODY) - 1), st.integers(0, 255)), min_size=1, max_size=3))
 def test_a_file_that_was_changed_and_packed_again(changes: list[tuple[int, int]]) -> None:
     body = bytearray(BODY)
     for at, byte in changes:
@@ -394,8 +390,7 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from([*unpacked(DATA)["columns"], *unpacked(DATA)["graph"]]), JSON, st.booleans())
-@settings(max_examples=examples(100, 5000))
+@drawn(100, 5000, st.sampled_from([*unpacked(DATA)["columns"], *unpacked(DATA)["graph"]]), JSON, st.booleans())
 def test_any_values(name: str, value: Any, in_table: bool) -> None:
     document = unpacked(DATA)
     part = document["columns"] if name in document["columns"] else document["graph"]

@@ -15,7 +15,7 @@ from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, ORDERING, SELECTORS
 from tests.language.test_fuzz import WORDS
 from tests.support import highlighters
-from tests.support.drawn import examples
+from tests.support.drawn import drawn, examples
 
 pytest.importorskip("tree_sitter")
 CORPUS = sorted((highlighters.TREE_SITTER / "test" / "corpus").glob("*.txt"))
@@ -50,8 +50,7 @@ _statements = st.one_of(
 )
 
 
-@given(_statements)
-@settings(max_examples=examples(100, 5000))
+@drawn(100, 5000, _statements)
 def test_what_the_language_writes_has_one(text: str) -> None:
     assert not highlighters.is_read(text) or not tree_of(text).has_error
 
@@ -88,8 +87,7 @@ def test_a_mistake_stays_in_its_statement(text: str, intact: list[int]) -> None:
     assert lines >= set(intact) - ({1} if ";" in text else set())
 
 
-@given(st.data())
-@settings(max_examples=examples(60, 3000))
+@drawn(60, 3000, st.data())
 def test_a_tree_after_an_edit_is_the_tree_of_the_text(data: st.DataObject) -> None:
     """The scanner's count of parentheses is part of the tree, so that what is behind an edit is read anew."""
     parser = highlighters.tree_sitter_parser()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
@@ -22,7 +21,7 @@ from policylang.language.statements import format_policy
 from policylang.language.syntax import Action, Compare, Operator, Quantity, Rule, Where
 from policylang.report.diagnostics import render_json, render_text
 from tests.language.test_forms import policy, told
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 
 GOOD = """\
 name = "our-cluster"
@@ -658,16 +657,14 @@ def accept(found: DeviceProfile | Diagnostic) -> None:
         assert span is None or 0 <= span.start <= span.end <= len(span.source.text)
 
 
-@given(st.binary(max_size=200))
-@settings(max_examples=examples(25, 1000))
+@drawn(25, 1000, st.binary(max_size=200))
 def test_random_bytes(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "d.toml").write_bytes(content)
         accept(read_device("d.toml", Path(folder)))
 
 
-@given(st.dictionaries(st.sampled_from(KEYS + MORE), TREES, max_size=5), PROFILES, st.booleans())
-@settings(max_examples=examples(25, 1000))
+@drawn(25, 1000, st.dictionaries(st.sampled_from(KEYS + MORE), TREES, max_size=5), PROFILES, st.booleans())
 def test_random_trees(tree: dict[str, Any], profile: dict[str, Any], near: bool) -> None:
     text = "\n".join(f"{quoted(key)} = {toml(value)}" for key, value in (profile if near else tree).items())
     accept(parse_device(Source("d.toml", text), Path("/nowhere")))
@@ -678,8 +675,7 @@ WORDS = st.sampled_from(
 )
 
 
-@given(st.lists(WORDS, max_size=25).map("".join))
-@settings(max_examples=examples(25, 1000))
+@drawn(25, 1000, st.lists(WORDS, max_size=25).map("".join))
 def test_places_are_looked_for_in_any_text(text: str) -> None:
     accept(parse_device(Source("d.toml", text), Path("/nowhere")))
 
@@ -692,8 +688,7 @@ CELLS = st.sampled_from(
 )  # fmt: skip
 
 
-@given(st.lists(CELLS, max_size=25).map(" ".join))
-@settings(max_examples=examples(25, 1000))
+@drawn(25, 1000, st.lists(CELLS, max_size=25).map(" ".join))
 def test_any_table(text: str) -> None:
     found = table_rows(Source("t.table", text))
     if isinstance(found, Diagnostic):

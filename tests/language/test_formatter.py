@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.language import layout
@@ -21,14 +20,13 @@ from policylang.language.statements import KINDS, format_statement
 from policylang.language.syntax import Bucket, Everything, Expectation, Quantity, Scheduling, Selector, Statement
 from tests.language import strategies
 from tests.language.test_forms import BINDING, EXPECTATIONS, LLAMA3, SELECTORS, policy, selector
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 
 _PROPERTIES = {"seconds": "time"}
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
-@given(strategies.selectors)
-@settings(max_examples=examples(40, 600))
+@drawn(40, 600, strategies.selectors)
 def test_a_selector_reads_back(tree: Selector) -> None:
     text = format_selector(tree)
     assert selector(text) == tree
@@ -36,16 +34,14 @@ def test_a_selector_reads_back(tree: Selector) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
-@given(strategies.expectations)
-@settings(max_examples=examples(25, 200))
+@drawn(25, 200, strategies.expectations)
 def test_an_expectation_reads_back(tree: Expectation) -> None:
     text = format_statement(tree)
     assert policy(text).expectations == (tree,)
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
-@given(strategies.ordering)
-@settings(max_examples=examples(25, 100))
+@drawn(25, 100, strategies.ordering)
 def test_a_scheduling_line_reads_back(tree: Bucket | Scheduling) -> None:
     text = format_statement(tree)
     found = policy(text)
@@ -60,8 +56,7 @@ def test_every_statement_is_a_registered_kind_and_another_is_not_written_as_one(
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
-@given(strategies.quantities)
-@settings(max_examples=examples(60, 300))
+@drawn(60, 300, strategies.quantities)
 def test_a_figure_reads_back_exactly(quantity: Quantity) -> None:
     property_ = _PROPERTIES.get(quantity.dimension, quantity.dimension)
     text = write_quantity(quantity.value, quantity.dimension)
@@ -319,8 +314,7 @@ def layouts(draw: st.DrawFn) -> str:
     return "".join(parts)
 
 
-@given(layouts())
-@settings(max_examples=examples(25, 250))
+@drawn(25, 250, layouts())
 def test_any_layout_is_formatted_to_the_same_policy(text: str) -> None:
     source = Source("test.apl", text)
     file, faults = parse_file(source)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.language.lexer import MAX_DEPTH, keywords
@@ -14,7 +13,7 @@ from policylang.language.loader import Loaded, load_policy, parse_policy
 from policylang.language.resources import policies_folder
 from policylang.report.diagnostics import render_concise, render_github, render_json, render_text
 from tests.language.test_forms import BINDING, LLAMA3, ORDERING, SELECTORS
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 
 LIBRARY = [file.read_text(encoding="utf-8") for file in sorted(policies_folder().glob("*.apl"))]
 TEXTS = [LLAMA3, *LIBRARY, *(text for text, _ in ORDERING), *(f"save {text}" for text, _ in (*SELECTORS, *BINDING))]
@@ -38,8 +37,7 @@ def accept(loaded: Loaded) -> None:
         assert span is None or 0 <= span.start <= span.end <= len(span.source.text) + 1
 
 
-@given(st.binary(max_size=400))
-@settings(max_examples=examples(25, 200))
+@drawn(25, 200, st.binary(max_size=400))
 def test_random_bytes(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fuzz.apl"
@@ -47,20 +45,17 @@ def test_random_bytes(content: bytes) -> None:
         accept(load_policy(path))
 
 
-@given(st.text(max_size=300))
-@settings(max_examples=examples(40, 300))
+@drawn(40, 300, st.text(max_size=300))
 def test_random_text(text: str) -> None:
     accept(parse_policy(text))
 
 
-@given(st.lists(st.sampled_from(WORDS), max_size=25))
-@settings(max_examples=examples(60, 500))
+@drawn(60, 500, st.lists(st.sampled_from(WORDS), max_size=25))
 def test_random_words_of_the_language(words: list[str]) -> None:
     accept(parse_policy(" ".join(words)))
 
 
-@given(st.sampled_from(TEXTS), st.randoms(use_true_random=False))
-@settings(max_examples=examples(40, 400))
+@drawn(40, 400, st.sampled_from(TEXTS), st.randoms(use_true_random=False))
 def test_policies_with_mistakes(text: str, chance: random.Random) -> None:
     for _ in range(chance.randint(1, 4)):
         at, to = sorted(chance.randint(0, len(text)) for _ in range(2))

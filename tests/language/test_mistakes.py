@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.language import diagnostics
@@ -20,7 +19,7 @@ from policylang.language.parser import parse_file
 from policylang.report.diagnostics import render_text
 from tests.language.test_fuzz import TEXTS as ANY_TEXTS
 from tests.language.test_fuzz import WORDS
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 
 LINES = Path(__file__).with_name("mistakes.txt").read_text("utf-8").splitlines()
 """Each a statement with its underlined part in ⟦⟧, what is said, and the help where there is one."""
@@ -249,8 +248,7 @@ def mutated(text: str, chance: random.Random) -> str:
     return text
 
 
-@given(st.sampled_from([*ANY_TEXTS, *TEXTS]), st.randoms(use_true_random=False))
-@settings(max_examples=examples(40, 300))
+@drawn(40, 300, st.sampled_from([*ANY_TEXTS, *TEXTS]), st.randoms(use_true_random=False))
 def test_no_mend_of_a_text_with_mistakes_makes_it_worse(text: str, chance: random.Random) -> None:
     text = mutated(text, chance)
     found = parse_policy(text).diagnostics

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed._functional_collectives  # defines the operators
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.operators import layouts
 from policylang.operators.calls import describe, parameters
 from policylang.operators.names import ALL_REDUCE, FOLLOWERS, GATHER, GETITEM, SCATTER, WAIT
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 
 Draw = Callable[[st.DataObject, torch.Tensor], tuple[Any, ...]]
 """The arguments of a call after the tensor."""
@@ -164,8 +163,7 @@ def called(name: str, data: st.DataObject) -> tuple[torch.Tensor, list[torch.Ten
 
 
 @pytest.mark.parametrize("name", CALLED)
-@settings(max_examples=examples(20, 500))
-@given(data=st.data())
+@drawn(20, 500, data=st.data())
 def test_values_and_strides_are_torchs(name: str, data: st.DataObject) -> None:
     tensor, read, result, move = called(name, data)
     shape, stride = tuple(tensor.shape), tensor.stride()
@@ -214,8 +212,7 @@ def index_of(layout: layouts.DigitLayout, at: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("name", CALLED)
-@settings(max_examples=examples(20, 500))
-@given(data=st.data())
+@drawn(20, 500, data=st.data())
 def test_layouts_say_where_elements_come_from(name: str, data: st.DataObject) -> None:
     tensor, _, result, move = called(name, data)
     try:
@@ -256,8 +253,7 @@ def test_categories_and_defaults_are_the_schemas(name: str) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["sum", "avg"])
-@settings(max_examples=examples(20, 500))
-@given(ranks=st.integers(1, 3), length=st.integers(1, 3), rest=st.lists(st.integers(1, 3), max_size=2))
+@drawn(20, 500, ranks=st.integers(1, 3), length=st.integers(1, 3), rest=st.lists(st.integers(1, 3), max_size=2))
 def test_collectives_put_shards_together(reduction: str, ranks: int, length: int, rest: list[int]) -> None:
     shapes = (ranks * length, *rest)
     shards = [torch.arange(prod(shapes)).reshape(shapes) * 10**rank for rank in range(ranks)]

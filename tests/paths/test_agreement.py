@@ -27,7 +27,7 @@ from policylang.planning import capabilities
 from policylang.testing import agree, agreement
 from policylang.testing.agreement import STEPS, Agreement, Numbers
 from tests.backends.eager import test_measured_device as measured
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.fused_process import MESH
 from tests.support.lines import NAMES, Layers, placements_of
 from tests.support.models import ZOO
@@ -214,8 +214,7 @@ def _decided_alike(data: st.DataObject, most: int) -> None:
     assert found.agrees, str(found)
 
 
-@given(st.data())
-@settings(max_examples=examples(5, 100))
+@drawn(5, 100, st.data())
 def test_random_blocks_are_decided_alike(data: st.DataObject) -> None:
     _decided_alike(data, 3)
 

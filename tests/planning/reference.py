@@ -24,8 +24,6 @@ STEERED = ("aten.index", "aten.gather", "aten.scatter", "aten.index_add", "aten.
 
 
 # --- globs ---------------------------------------------------------------------------------------------------------
-
-
 def name_matches(pattern: str, name: str) -> bool:
     """``*`` is any run of characters, ``{a,b}`` either."""
     if pattern.startswith("{"):
@@ -82,8 +80,6 @@ def compares(value: float, op: str, limit: float) -> bool:
 
 
 # --- blocks --------------------------------------------------------------------------------------------------------
-
-
 def block_names(policy: s.Policy, facts: Facts) -> list[str | None]:
     """For each row the name of its block. The graphs of the tests have one ModuleList at most, ``layers``."""
     names: list[str | None] = []
@@ -111,8 +107,6 @@ def numbered(facts: Facts, names: list[str | None]) -> list[int]:
 
 
 # --- selectors -----------------------------------------------------------------------------------------------------
-
-
 def forward(facts: Facts) -> set[int]:
     return {
         row for row in range(len(facts)) if facts.phases[row] == Phase.FORWARD and facts.ops[row] == "call_function"

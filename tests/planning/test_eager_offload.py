@@ -240,8 +240,6 @@ def test_a_line_about_copies_that_there_are_not(text: str, code: str, said: str)
 
 
 # --- any model, any decisions ----------------------------------------------------------------------------------------
-
-
 def stack(drawn: Sequence[int]) -> Facts:
     """A stack of blocks: each reads what earlier ones made, its backward what it has made, and at times any block."""
     numbers = iter([*drawn, *[0] * 500])

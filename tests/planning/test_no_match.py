@@ -6,7 +6,6 @@ from typing import get_args
 
 import pytest
 from attrs import evolve, fields_dict
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
@@ -27,7 +26,7 @@ from policylang.planning.selection.no_match import nearest_paths
 from policylang.planning.selection.selectors import Selections
 from policylang.report.diagnostics import render_json, render_sarif, render_text
 from tests.planning.strategies import only, planned, sharded_step
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.textgraph import facts_of
 
 LAYERS = facts_of(
@@ -499,8 +498,7 @@ OTHERS = ["undecided -> save", "blocks layers.*", "blocks h.*", "let big = mm", 
 OTHERS += ["prefetch all_gather 1 block ahead", "bucket all_gather per block", "policy p", "save all_gather"]
 
 
-@given(st.lists(st.sampled_from([*RULES, *OTHERS]), min_size=1, max_size=5, unique=True))
-@settings(max_examples=examples(25, 100))
+@drawn(25, 100, st.lists(st.sampled_from([*RULES, *OTHERS]), min_size=1, max_size=5, unique=True))
 def test_a_mend_mends(lines: list[str]) -> None:
     hold("\n".join(lines), GRAPH)
 
@@ -531,8 +529,7 @@ LINES += [f"bucket {each} {how}" for each in GATHERS for how in ("per block", "p
 LINES += ["keep order of all_gather", "keep order of (mm or all_gather)", "blocks h.*", "save mm", "undecided -> save"]
 
 
-@given(st.lists(st.sampled_from(LINES), min_size=1, max_size=3, unique=True))
-@settings(max_examples=examples(12, 50))
+@drawn(12, 50, st.lists(st.sampled_from(LINES), min_size=1, max_size=3, unique=True))
 def test_a_mend_of_a_line_that_schedules_mends(lines: list[str]) -> None:
     hold("\n".join(lines), STEP)
 

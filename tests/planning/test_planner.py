@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
@@ -28,7 +27,7 @@ from policylang.simulation.node_times import NodeTimes, node_times
 from tests.planning import strategies
 from tests.planning.reference import Reference
 from tests.planning.strategies import JOINT, planned
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.textgraph import facts_of
 from tests.support.trees import policy_of, span
 
@@ -297,14 +296,12 @@ def one_selector(facts: Facts, selector, times: NodeTimes | None = None) -> list
     return Selections(facts, {}, blocks_of(facts), Chains(facts), times).rows(selector)
 
 
-@settings(max_examples=examples(25, 200))
-@given(strategies.graphs(), strategies.selectors(()))
+@drawn(25, 200, strategies.graphs(), strategies.selectors(()))
 def test_a_selector_denotes_what_its_sentence_says(facts, selector):
     assert one_selector(facts, selector) == sorted(Reference(policy_of(), facts).nodes(selector))
 
 
-@settings(max_examples=examples(20, 100))
-@given(strategies.graphs(), strategies.predicates)
+@drawn(20, 100, strategies.graphs(), strategies.predicates)
 def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
     times = node_times(facts, strategies.QUICK)
     selector = Where(Everything(span=span("everything")), predicate, span=span("everything where …"))
@@ -312,8 +309,7 @@ def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
     assert one_selector(facts, selector, times) == sorted(reference.nodes(selector))
 
 
-@settings(max_examples=examples(20, 100))
-@given(strategies.graphs())
+@drawn(20, 100, strategies.graphs())
 def test_every_property_of_a_node_is_what_its_name_says(facts):
     reference = Reference(policy_of(), facts)
     for name in strategies.PROPERTIES:
@@ -323,8 +319,7 @@ def test_every_property_of_a_node_is_what_its_name_says(facts):
         assert (name, one_selector(facts, selector)) == (name, sorted(reference.nodes(selector)))
 
 
-@settings(max_examples=examples(25, 200))
-@given(strategies.graphs(), strategies.cut_sizes)
+@drawn(25, 200, strategies.graphs(), strategies.cut_sizes)
 def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     reference = Reference(policy_of(), facts)
     cuts = Cuts(facts, Chains(facts))
@@ -335,8 +330,7 @@ def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     assert one_selector(facts, selector) == sorted(reference.nodes(selector))
 
 
-@settings(max_examples=examples(12, 100))
-@given(strategies.graphs(), strategies.policies(), st.booleans())
+@drawn(12, 100, strategies.graphs(), strategies.policies(), st.booleans())
 def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays_random: bool):
     times = list(node_times(facts, strategies.QUICK).seconds)
     made = plan(policy, facts, the_planner(replays_random), device=strategies.QUICK)
@@ -351,8 +345,7 @@ def test_a_plan_decides_what_the_rules_say(facts: Facts, policy: Policy, replays
     assert bool(reference.refused(expected, replays_random)) == any(d.code == "APL304" for d in made.diagnostics)
 
 
-@settings(max_examples=examples(12, 150))
-@given(strategies.graphs(), strategies.policies())
+@drawn(12, 150, strategies.graphs(), strategies.policies())
 def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
     made = plan(policy, facts, the_planner(True))
     outcome = saved_and_recomputed(made)
@@ -374,8 +367,7 @@ def test_the_outcome_is_what_the_backward_needs(facts: Facts, policy: Policy):
     assert outcome.forward("operators") == (len(computing), tuple(in_blocks))
 
 
-@settings(max_examples=examples(12, 100))
-@given(strategies.graphs(), strategies.policies())
+@drawn(12, 100, strategies.graphs(), strategies.policies())
 def test_every_match_is_accounted_for(facts: Facts, policy: Policy):
     """Decided, taken over by another rule, kept by the user, or a size that no rule decides."""
     made = plan(policy, facts, the_planner(True))

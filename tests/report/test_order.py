@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
@@ -47,7 +46,7 @@ from tests.report.test_html import SLOW as PRODUCTS
 from tests.report.test_html import WORDS, graph, in_browser, parsed, without_scripts
 from tests.simulation.test_step_time import DEVICE, flat
 from tests.support.browser import browser
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.orders import SLOW, layers, names_in_order, ordered_plan, schedule_of_names
 from tests.support.shared_graphs import BACKWARD, shared_facts
 from tests.support.textgraph import facts_of
@@ -438,8 +437,7 @@ def test_a_trace_has_what_the_totals_have() -> None:
     }
 
 
-@given(flat(), st.data())
-@settings(max_examples=examples(40, 400))
+@drawn(40, 400, flat(), st.data())
 def test_any_step_is_traced_as_it_is_timed(facts: Facts, data: st.DataObject) -> None:
     """What is exposed is where nothing computes; nothing of a thread overlaps; the counter reaches the peak."""
     rows = [row for row, op in enumerate(facts.ops) if op == "call_function"]

@@ -5,7 +5,6 @@ from math import prod
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
@@ -26,7 +25,7 @@ from policylang.report.layout import plan_times_text
 from policylang.simulation.node_times import NodeTimes, is_fused, lacking, node_times
 from policylang.simulation.streams import step_time
 from tests.simulation.test_step_time import slow_seconds
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.flat_graphs import flat_graph
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO
@@ -319,8 +318,7 @@ def tensors(draw: st.DrawFn) -> Facts:
     return built.facts(GraphKind.FLAT)
 
 
-@given(tensors(), devices())
-@settings(max_examples=examples(60, 500))
+@drawn(60, 500, tensors(), devices())
 def test_every_node_is_priced_as_the_slow_account_prices_it(facts: Facts, device: DeviceProfile) -> None:
     times = node_times(facts, device)
     for row in range(len(facts)):

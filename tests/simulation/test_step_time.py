@@ -4,7 +4,6 @@ from itertools import pairwise
 from math import log, prod
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policylang.graph.facts import Facts, Flag, GraphKind, Group, Ref, Schedule, StepKind
@@ -14,7 +13,7 @@ from policylang.planning.schedule import build_schedule
 from policylang.simulation.node_times import CollectivePrices, NodeTimes, node_times
 from policylang.simulation.streams import ExposedBy, Lanes, StepTime, exposed_bounds, lanes, step_time
 from tests.planning.strategies import graphs
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.orders import SECOND as A_SECOND
 from tests.support.orders import every_order, in_order, sending
 from tests.support.textgraph import GraphBuilder, facts_of
@@ -327,15 +326,13 @@ NETWORKS = (Network(2, 1.0, 2.0), Network(bandwidth=0.5, latency=3.0))
 DEVICE = DeviceProfile("d", {}, Rate.constant(1.0), host_bandwidth=2.0, networks=NETWORKS)
 
 
-@given(st.data())
-@settings(max_examples=examples(30, 500))
+@drawn(30, 500, st.data())
 def test_random_orders_take_as_long_as_the_slow_account_says(data: st.DataObject) -> None:
     facts = data.draw(flat())
     compare(facts, Schedule.of(data.draw(schedules(facts))), DEVICE)
 
 
-@given(graphs(), st.data())
-@settings(max_examples=examples(10, 200))
+@drawn(10, 200, graphs(), st.data())
 def test_planned_orders_take_as_long_as_the_slow_account_says(facts: Facts, data: st.DataObject) -> None:
     again = data.draw(st.lists(st.sampled_from(facts.forward), unique=True)) if facts.forward else []
     moved = data.draw(st.lists(st.sampled_from(facts.forward), unique=True, max_size=2)) if facts.forward else []
@@ -451,8 +448,7 @@ def test_one_that_runs_again_is_there_twice() -> None:
     assert [(each.issued, each.end, each.exposed) for each in found] == [(0, 5, 5), (6, 11, 5)]
 
 
-@given(sending(), st.data())
-@settings(max_examples=examples(25, 3000))
+@drawn(25, 3000, sending(), st.data())
 def test_what_is_exposed_of_each_is_what_the_step_exposes(drawn: tuple[Facts, NodeTimes], data: st.DataObject) -> None:
     """Copies to the host aside, which are none of them."""
     facts, times = drawn
@@ -465,8 +461,7 @@ def test_what_is_exposed_of_each_is_what_the_step_exposes(drawn: tuple[Facts, No
     assert all((each.exposed_by is None) == (each.exposed < 1e-9) for each in found.collectives)
 
 
-@given(sending(most=6))
-@settings(max_examples=examples(15, 2000))
+@drawn(15, 2000, sending(most=6))
 def test_no_order_exposes_less_than_the_bound(drawn: tuple[Facts, NodeTimes]) -> None:
     facts, times = drawn
     bound = exposed_bounds(facts, times)

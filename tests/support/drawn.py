@@ -1,9 +1,18 @@
 """How many examples hypothesis draws: few where a change waits for the verdict, many in a search for new ones."""
 
 import os
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 SEARCHES = os.environ.get("HYPOTHESIS_PROFILE", "same") != "same"
 """Whether this run draws new examples."""
+
+
+def drawn(quick: int, searched: int, *strategies: st.SearchStrategy[Any], **named: st.SearchStrategy[Any]) -> Any:
+    """Has a test run on ``examples(quick, searched)`` that hypothesis draws, each of one value a strategy."""
+    return lambda test: settings(max_examples=examples(quick, searched))(given(*strategies, **named)(test))
 
 
 def examples(quick: int, searched: int) -> int:

@@ -52,8 +52,6 @@ def compiled_order(here: str, there: str, **options: Any) -> Case:
 
 
 # --- what somebody else does to a graph before it is scheduled --------------------------------------------------------
-
-
 def starts_early(gm: fx.GraphModule) -> None:
     """A scheduler of somebody else's: all gathers first."""
     first = gathers_of(gm)[0]
@@ -97,8 +95,6 @@ def unknown_in_between(gm: fx.GraphModule) -> None:
 
 
 # --- whole programs ---------------------------------------------------------------------------------------------------
-
-
 def interleaved(at: Place, fault: bool) -> None:
     """Two models, of which one rank takes the second one first."""
     made = [Net([at.group] * 3), Net([at.group] * 4)]

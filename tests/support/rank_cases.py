@@ -48,8 +48,6 @@ def shard(rows: int, width: int) -> nn.Parameter:
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
-
-
 class Layer(nn.Module):
     """A weight that is gathered over one group after the other."""
 
@@ -162,8 +160,6 @@ class Plain(nn.Module):
 
 
 # --- under torch.compile --------------------------------------------------------------------------------------------
-
-
 def compiled(model: nn.Module, policy: str, *, dynamic: bool | None = None, **options: Any) -> Any:
     backend = policylang.backend(policylang.parse(policy), **{"inner": "aot_eager", **options})
     return torch.compile(model, backend=backend, dynamic=dynamic)
@@ -407,8 +403,6 @@ class OwnPart(nn.Module):
 
 
 # --- flat graphs, joint graphs --------------------------------------------------------------------------------------
-
-
 def square(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).float().square().mean()
 
@@ -499,8 +493,6 @@ def partitioned(at: Place, fault: bool) -> None:
 
 
 # --- eager ----------------------------------------------------------------------------------------------------------
-
-
 def eager(
     make: Callable[[Place], nn.Module], here: str, there: str, other: Callable[[Place], nn.Module] | None = None
 ) -> Case:
@@ -550,8 +542,6 @@ def checkpointed_and_sharded(here: str, there: str) -> Case:
 
 
 # --- threads, time --------------------------------------------------------------------------------------------------
-
-
 def trains_in_two_threads(at: Place, fault: bool) -> None:
     """Two models over two groups of equal ranks, by each rank in another order at another time, again and again."""
     made = [checkpointed(Net([group] * (2 + number)), SAVE) for number, group in enumerate(at.groups)]

@@ -110,8 +110,6 @@ class Outcome:
 
 
 # --- what a case is handed ------------------------------------------------------------------------------------------
-
-
 @define(eq=False)
 class Place:
     """Where a case runs. Its groups are made before it starts, so that whatever it does, all ranks have made the same.
@@ -156,8 +154,6 @@ def gradients(step: Callable[..., Tensor], model: nn.Module, *batch: Tensor) -> 
 
 
 # --- on the rank ----------------------------------------------------------------------------------------------------
-
-
 def column(rank: int, rows: Sequence[Fault], folder: str, controls: bool = True) -> None:
     """One rank's way through the rows; what it says is a line each in a file of its own. Without ``controls`` only rows
     that all have to pass have theirs."""
@@ -262,8 +258,6 @@ def _meet(label: str, world: int) -> None:
 
 
 # --- in the test ----------------------------------------------------------------------------------------------------
-
-
 @define(eq=False)
 class Found:
     """By rank, what became of a row's control and of the row; and how its processes ended, if they did not end well."""

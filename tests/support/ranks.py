@@ -209,8 +209,6 @@ def _watch(ranks: list[_Rank], deadline: float, gone: frozenset[int]) -> None:
 
 
 # --- on the rank ----------------------------------------------------------------------------------------------------
-
-
 def _run(task: _Task, connection: Connection) -> None:
     """One rank, from its first line to its last."""
     settle_new_process()

@@ -389,7 +389,6 @@ def test_what_dynamo_does_not_compile_any_more_is_said() -> None:
 
 
 # --- compilers without the policy, around and inside a checkpoint: refused by name ------------------------------------
-
 MEND = r"block\.compile\(backend=policylang\.backend"
 MADE: dict[str, Callable[[], nn.Module]] = {
     "ours": lambda: checkpointed(twin(models.mlp().module)),

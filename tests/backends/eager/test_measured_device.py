@@ -23,7 +23,7 @@ from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import node_times
 from policylang.simulation.streams import walk
 from tests.support.device import BACK, OUT, PROFILE, Device, Step
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 
 WIDTH, TOKENS = 32, 64
 BARE = "bare"
@@ -176,14 +176,12 @@ def _come_to_what_is_planned(data: st.DataObject, ground: str, most: int, narrow
     compare(programs, "\n".join(["blocks layers.*", f"optional {ground}", *data.draw(st.permutations(rules)), line]))
 
 
-@given(st.data(), st.sampled_from(GROUNDS))
-@settings(max_examples=examples(8, 300))
+@drawn(8, 300, st.data(), st.sampled_from(GROUNDS))
 def test_random_blocks_come_to_what_is_planned(data: st.DataObject, ground: str) -> None:
     _come_to_what_is_planned(data, ground, 4)
 
 
-@given(st.data(), st.sampled_from(GROUNDS))
-@settings(max_examples=examples(5, 100))
+@drawn(5, 100, st.data(), st.sampled_from(GROUNDS))
 def test_random_blocks_with_narrower_values_come_to_what_is_planned(data: st.DataObject, ground: str) -> None:
     _come_to_what_is_planned(data, ground, 3, narrowed=2)
 

@@ -23,6 +23,7 @@ from policylang.backends.eager import first_call
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.language.syntax import Policy
 from tests.support.eager import differences, train
+from tests.support.models import Layers
 
 W = 6
 
@@ -205,19 +206,13 @@ class Block(nn.Module):
         return x + self.out(h)
 
 
-class Model(nn.Module):
+class Model(Layers):
     def __init__(self, programs: list[list[str]], shared: bool = False) -> None:
-        super().__init__()
         torch.manual_seed(0)
         random.seed(0)
         one = [State() for _ in max(programs, key=len)]
         own = [one[: len(steps)] if shared else [State() for _ in steps] for steps in programs]
-        self.layers = nn.ModuleList([Block(*each) for each in zip(programs, own, strict=True)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        super().__init__(*(Block(*each) for each in zip(programs, own, strict=True)))
 
 
 def forwards_first(order: tuple[int, ...], between: bool = False) -> Callable[[nn.Module, int], Tensor]:

@@ -22,7 +22,7 @@ from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, _lab
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.graph_edit import Edit, Node
 from policylang.planning.planner import plan
-from tests.support.drawn import examples
+from tests.support.drawn import drawn, examples
 from tests.support.edited import AllAlike
 from tests.support.lines import ATEN, CAST, KINDS, Builder, EveryRank, Program, bucketed, carried_out, picking, targets
 from tests.support.lines import bucketed_shard_of as shard_of
@@ -466,8 +466,7 @@ def test_a_length_of_one_in_front_of_a_part_of_a_bucket() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gather", "scatter", "reduce"])
-@settings(max_examples=examples(10, 300))
-@given(members, st.sampled_from((1, 2, 3)))
+@drawn(10, 300, members, st.sampled_from((1, 2, 3)))
 def test_strides_are_those_of_torchs_operators(
     kind: str, drawn: list[tuple[tuple[int, ...], list[tuple[str, int]]]], ranks: int
 ) -> None:

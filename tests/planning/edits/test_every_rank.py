@@ -27,7 +27,7 @@ from policylang.planning.edits.other_ranks import UNASKED
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
-from tests.support.drawn import SEARCHES, examples
+from tests.support.drawn import SEARCHES, drawn
 from tests.support.edited import assert_facts_hold
 from tests.support.lines import ATEN, Builder, EveryRank, lies_as, picking
 from tests.support.shared_graphs import BACKWARD, JOINT, process_groups, recorded, shared_facts, shared_graph
@@ -305,8 +305,7 @@ programs = st.one_of(
 policies = st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=4).map("\n".join)
 
 
-@given(programs, policies, st.sampled_from(SHAPES if SEARCHES else SHAPES[:1] + SHAPES[3:]), st.booleans())
-@settings(max_examples=examples(12, 400))
+@drawn(12, 400, programs, policies, st.sampled_from(SHAPES if SEARCHES else SHAPES[:1] + SHAPES[3:]), st.booleans())
 def test_any_statements_in_any_order_on_random_chains(
     program: Chain, text: str, shape: tuple[int, ...], known: bool
 ) -> None:

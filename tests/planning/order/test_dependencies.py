@@ -37,7 +37,7 @@ from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.streams import exposed_bound, in_flight, step_time
 from tests.planning.strategies import QUICK, graphs
 from tests.planning.test_outcome import decided
-from tests.support.drawn import examples
+from tests.support.drawn import drawn
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph
 from tests.support.models import Example, dropout, flex, gpt2, llama, resnet
 from tests.support.orders import by_edges, calls, collectives, every_order, in_order, sending
@@ -392,8 +392,7 @@ def on_the_way(facts: Facts, order: Sequence[int]) -> int:
     return max(in_flight(facts, in_order(facts, order)), default=0)
 
 
-@given(sending(), st.data())
-@settings(max_examples=examples(30, 5000))
+@drawn(30, 5000, sending(), st.data())
 def test_it_runs_everything_once_after_what_it_needs_within_its_limits_and_exposes_no_more(
     drawn: tuple[Facts, NodeTimes], data: st.DataObject
 ) -> None:
@@ -415,8 +414,7 @@ def test_it_runs_everything_once_after_what_it_needs_within_its_limits_and_expos
     assert stay == sorted(stay)
 
 
-@given(sending(most=7))
-@settings(max_examples=examples(20, 1500))
+@drawn(20, 1500, sending(most=7))
 def test_a_step_is_at_most_a_half_longer_than_the_best_of_all_orders(drawn: tuple[Facts, NodeTimes]) -> None:
     facts, times = drawn
     found = step_time(facts, in_order(facts, plan(facts, times)), times)
@@ -430,8 +428,7 @@ def test_a_step_is_at_most_a_half_longer_than_the_best_of_all_orders(drawn: tupl
     assert best - 1e-9 <= found.step <= 1.5 * best
 
 
-@given(sending(), st.randoms(use_true_random=False))
-@settings(max_examples=examples(20, 2000))
+@drawn(20, 2000, sending(), st.randoms(use_true_random=False))
 def test_memory_is_accounted_as_it_is_simulated_in_any_order(drawn: tuple[Facts, NodeTimes], random: object) -> None:
     facts, times = drawn
     read = scheduler_nodes(facts, calls(facts), by_edges(facts), times, collectives(facts))
@@ -535,8 +532,7 @@ def test_a_long_gather_goes_where_most_is_computed_beside_it() -> None:
     assert exposed(facts, times, plan(facts, times)) <= 1.1 * exposed_bound(facts, times)
 
 
-@given(sending())
-@settings(max_examples=examples(20, 2000))
+@drawn(20, 2000, sending())
 def test_moving_single_collectives_breaks_no_order_and_only_shortens_the_step(drawn: tuple[Facts, NodeTimes]) -> None:
     facts, times = drawn
     read = scheduler_nodes(facts, calls(facts), by_edges(facts), times, collectives(facts))
