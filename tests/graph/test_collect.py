@@ -243,7 +243,7 @@ def test_user_tags_are_the_users_and_ours_are_not() -> None:
 
 
 def test_a_graph_of_modules_is_refused_with_the_node_named() -> None:
-    with pytest.raises(PolicyGraphError, match="`fc` calls the module `fc`") as caught:
+    with pytest.raises(PolicyGraphError, match="`_0` calls the module `0`") as caught:
         collect(fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2))))
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "APL341"

@@ -51,7 +51,9 @@ def logits(model: Any, tokens: Tensor, target: Tensor | None = None) -> Tensor:
 
 
 class Layers(nn.Module):
-    """Blocks one after the other, by the name that decoders give them."""
+    """Blocks one after the other, by the name that decoders give them; ``end`` takes what the last returns."""
+
+    end: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, *layers: nn.Module, end: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
@@ -154,8 +156,9 @@ class _Residual(nn.Module):
 
 class ResNet(Layers):
     def __init__(self, blocks: int, channels: int) -> None:
-        super().__init__(*(_Residual(channels) for _ in range(blocks)))
+        nn.Module.__init__(self)
         self.stem = nn.Conv2d(3, channels, 3, padding=1)
+        self.layers = nn.ModuleList(_Residual(channels) for _ in range(blocks))
         self.head = nn.Linear(channels, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -193,9 +196,10 @@ class SharedParameters(Layers):
     """The same block twice, and an embedding that is also the output projection."""
 
     def __init__(self, width: int) -> None:
-        block = _feed_forward(width)
-        super().__init__(block, _feed_forward(width), block)
+        nn.Module.__init__(self)
         self.embedding = nn.Embedding(VOCABULARY, width)
+        block = _feed_forward(width)
+        self.layers = nn.ModuleList([block, _feed_forward(width), block])
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
 
