@@ -6,14 +6,15 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 from torch import nn
 
 from policylang.api.apply import TracedStep, trace_step
-from policylang.api.tune import read_or_raise, tuned_policy
-from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.api.tune import device_in_policy, needing_the_solver, read_or_raise, tuned_policy
+from policylang.errors import PolicyError, PolicyMatchError
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Phase
 from policylang.language.devices.profile import DeviceProfile
@@ -26,8 +27,11 @@ from policylang.tracing.configured import SIZES, Parts, StepSizes, built, read_c
 from policylang.tracing.step import problem
 from policylang.tracing.target_device import TargetDevice, target_device
 from policylang.tuning import budgets
-from policylang.tuning.evaluation import Allowed, Besides, Budget, Evaluation
+from policylang.tuning.evaluation import Allowed, Besides, Budget, Infeasible, Tuned
 from policylang.tuning.tuned_policy import TunedPolicy
+
+if TYPE_CHECKING:
+    from policylang.tuning.variants import Variants
 
 Progress = Callable[[str], None]
 _MOST_DOUBLINGS = 3
@@ -49,42 +53,59 @@ class Cluster:
     @property
     def target(self) -> TargetDevice:
         """The device whose kernels are traced: of a profile called ``cpu…`` the CPU's, else a GPU's."""
-        if self.device.name.startswith("cpu"):
+        name = self.device.name
+        if name.startswith("cpu"):
             return TargetDevice("cpu")
-        known = (kept for name, kept in _CAPABILITIES.items() if self.device.name.startswith(name))
+        known = (kept for start, kept in _CAPABILITIES.items() if name.startswith(start))
         found = target_device("cuda", next(known, (9, 0)))
         assert found is not None
         return found
 
+    def variants(self, facts: Facts, peak: int, progress: Progress) -> Variants:
+        """The policies for a step on one rank. Raises ``PolicyError`` where the device or the solver is lacking."""
+        with needing_the_solver():
+            from policylang.tuning.variants import Variants
+        times = node_times(facts, self.device)
+        if missing := lacking(times):
+            raise PolicyMatchError([missing])
+        besides = Besides(
+            optimizer=read_or_raise(budgets.read_optimizer(self.optimizer, facts)),
+            reserve=read_or_raise(budgets.read_reserve(self.reserve)),
+        )
+        able, named = capabilities_for(facts.kind, self.path), device_in_policy(self.device, self.named, Path())
+        line = f"device {named}\n" if named else ""
+        budget = Budget("peak", peak)
+        return Variants(facts, times, able, budget, besides, Allowed(), device_line=line, progress=progress)
+
 
 @frozen
 class Answer:
-    """A step at some sizes: the policy that fits it, or why none does."""
+    """A step at some sizes: what fits it best, or why nothing does."""
 
     label: str
     sizes: StepSizes
     peak: int
     """The budget, in bytes."""
-    tuned: TunedPolicy | None
+    tuned: Tuned | None = None
+    nearest: Infeasible | None = None
+    """Where nothing fits: what comes nearest. None where the step cannot be had."""
     refused: tuple[Diagnostic, ...] = ()
-    """Why no policy fits, or why the step cannot be had."""
     ranks: int | None = None
     """Where it does not fit, the fewest ranks in doublings on which it does."""
 
     @property
     def token_seconds(self) -> float | None:
         """Seconds of one rank for one token, or one image."""
-        if self.tuned is None:
-            return None
         own = self.sizes.batch * (self.sizes.sequence or 1) / self.sizes.mesh.get("tp", 1)
-        return self.tuned.tuned.chosen.step / own
+        return None if self.tuned is None else self.tuned.chosen.step / own
 
 
 @frozen(eq=False)
 class Fitted:
-    """The answer at the asked sizes, its graph, and the answers beside it."""
+    """The answer at the asked sizes, its policy and its graph, and the answers beside it."""
 
     answer: Answer
+    policy: TunedPolicy | None
     facts: Facts
     beside: tuple[Answer, ...]
     lists: tuple[str, ...]
@@ -136,29 +157,51 @@ def fit(
 ) -> Fitted:
     """The policy for a step and its neighbours. ``graph``: the name of the snapshot that is to be written.
 
-    Raises ``PolicyGraphError`` for sizes or a model that cannot be had.
+    Raises ``PolicyGraphError`` for sizes or a model that cannot be had, and as :func:`policylang.tune` does.
     """
-    progress(f"tracing {subject.name}")
-    traced = _Traced(subject, cluster.target)
+    traced = _Traced(subject, cluster.target, progress)
     facts = traced.at(sizes)
-    progress("tuning")
-    answer = _answer("as asked", sizes, cluster, facts, graph)
-    found = []
-    for label, other, limit in _neighbours(subject, sizes, cluster) if beside else ():
+    variants = cluster.variants(facts, cluster.peak, progress)
+    policy, answer = None, Answer("as asked", sizes, cluster.peak)
+    try:
+        policy = tuned_policy(
+            facts,
+            graph,
+            cluster.device,
+            variants.budget,
+            optimizer=cluster.optimizer,
+            reserve=cluster.reserve,
+            named=cluster.named,
+            also=variants.allowed,
+            balance=None,
+            path=cluster.path,
+            table=False,
+            variants=variants,
+        )
+        answer = evolve(answer, tuned=policy.tuned)
+    except PolicyMatchError as error:
+        nearest = variants.figures_at(cluster.peak)
+        answer = evolve(answer, nearest=nearest if isinstance(nearest, Infeasible) else None, refused=error.diagnostics)
+
+    def near(label: str, other: StepSizes, limit: int) -> Answer:
         progress(f"trying {label}")
-        elsewhere = evolve(cluster, peak=limit)
+        answer, doubled = Answer(label, other, limit), other
         try:
-            near = _answer(label, other, elsewhere, traced.near(other), graph)
-            doubled = other
-            for _ in range(_MOST_DOUBLINGS if near.tuned is None and traced.shards else 0):
+            own = variants if other == sizes else cluster.variants(traced.near(other), limit, progress)
+            found = own.figures_at(limit)
+            if isinstance(found, Tuned):
+                return evolve(answer, tuned=found)
+            answer = evolve(answer, nearest=found)
+            for _ in range(_MOST_DOUBLINGS if traced.shards else 0):
                 doubled = _times(doubled, 2)
-                if _fits(traced.near(doubled), elsewhere):
-                    near = evolve(near, ranks=doubled.ranks)
-                    break
-        except PolicyGraphError as error:
-            near = Answer(label, other, limit, None, tuple(error.diagnostics))
-        found.append(near)
-    return Fitted(answer, facts, tuple(found), tuple(traced.lists))
+                if cluster.variants(traced.near(doubled), limit, progress).fits_at_all():
+                    return evolve(answer, ranks=doubled.ranks)
+        except PolicyError as error:
+            return evolve(answer, refused=error.diagnostics)
+        return answer
+
+    rows = tuple(near(*each) for each in _neighbours(subject, sizes, cluster)) if beside else ()
+    return Fitted(answer, policy, facts, rows, tuple(traced.lists))
 
 
 def _times(sizes: StepSizes, factor: float) -> StepSizes:
@@ -183,64 +226,22 @@ def _neighbours(subject: Subject, sizes: StepSizes, cluster: Cluster) -> Iterato
             yield f"{other.ranks} GPU{'s' if other.ranks > 1 else ''}", other, cluster.peak
 
 
-# --- tuning ---------------------------------------------------------------------------------------------------------
-
-
-def _answer(label: str, sizes: StepSizes, cluster: Cluster, facts: Facts, graph: str) -> Answer:
-    try:
-        return Answer(label, sizes, cluster.peak, _tuned(cluster, facts, graph))
-    except PolicyMatchError as error:
-        return Answer(label, sizes, cluster.peak, None, tuple(error.diagnostics))
-
-
-def _tuned(cluster: Cluster, facts: Facts, graph: str) -> TunedPolicy:
-    """Raises PolicyMatchError where nothing fits."""
-    return tuned_policy(
-        facts,
-        graph,
-        cluster.device,
-        Budget("peak", cluster.peak),
-        optimizer=cluster.optimizer,
-        reserve=cluster.reserve,
-        named=cluster.named,
-        also=Allowed(),
-        balance=None,
-        path=cluster.path,
-        table=False,
-    )
-
-
-def _fits(facts: Facts, cluster: Cluster) -> bool:
-    """Some policy does: that which recomputes all, at least."""
-    from policylang.tuning.variants import SMALLEST
-
-    times = node_times(facts, cluster.device)
-    if missing := lacking(times):
-        raise PolicyMatchError([missing])
-    besides = Besides(
-        optimizer=read_or_raise(budgets.read_optimizer(cluster.optimizer, facts)),
-        reserve=read_or_raise(budgets.read_reserve(cluster.reserve)),
-    )
-    smallest = Evaluation(facts, times, capabilities_for(facts.kind, cluster.path)).of(SMALLEST)
-    return smallest is not None and besides.on(smallest.peak) <= cluster.peak
-
-
 # --- the same step at other sizes -----------------------------------------------------------------------------------
 
 
 class _Traced:
     """Traces a step in full once, and for other sizes with as many layers as differ from each other."""
 
-    def __init__(self, subject: Subject, device: TargetDevice) -> None:
-        self.subject, self.device = subject, device
+    def __init__(self, subject: Subject, device: TargetDevice, progress: Progress) -> None:
+        self.subject, self.device, self.progress = subject, device, progress
         self.full: Facts | None = None
         self.lists: dict[str, int] = {}
         self.kept: dict[str, int] = {}
         self.shards = True
 
     def at(self, sizes: StepSizes) -> Facts:
-        found = self._facts(sizes, {})
-        self.full = found
+        self.progress(f"tracing {self.subject.name}")
+        self.full = found = self._facts(sizes, {})
         for path, length in self.lists.items():
             if (few := _layers_needed(found, path, length)) < length:
                 self.kept[path] = few

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from policylang.api.load import DeviceLike, device_of, parse
 from policylang.api.planned_graphs import read_any, read_pipeline, with_order
@@ -27,6 +28,9 @@ from policylang.simulation.node_times import NodeTimes, lacking, node_times
 from policylang.tuning import budgets
 from policylang.tuning.evaluation import Allowed, Besides, Budget, Evaluation, Infeasible, Tuned
 from policylang.tuning.tuned_policy import TunedPolicy, TuningSubject, fingerprint, memory_of, tuned_text
+
+if TYPE_CHECKING:
+    from policylang.tuning.variants import Variants
 
 NO_SOLVER = "APL619"
 NO_PATH = "APL633"
@@ -127,13 +131,14 @@ def tuned_policy(
     table: bool,
     progress: Callable[[str], None] | None = None,
     pipeline: Pipeline | None = None,
+    variants: Variants | None = None,
 ) -> TunedPolicy:
     """:func:`tune` with its graph, device and budget read; raises as it does, and ``PolicyError`` where the solver is
     not installed.
 
     ``graph`` is the name of the graph's file, empty where there is none, ``named`` how the device was given, ``folder``
-    the policy's folder. Without a budget the trade-off is computed: there is no text then, and the fastest candidate is
-    chosen.
+    the policy's folder, ``variants`` what there is to choose among, if that is known. Without a budget the trade-off is
+    computed: there is no text then, and the fastest candidate is chosen.
     """
     besides = Besides(
         optimizer=read_or_raise(budgets.read_optimizer(optimizer, facts)),
@@ -155,14 +160,11 @@ def tuned_policy(
     )
     if problem is not None:
         raise (PolicyGraphError if problem.code == budgets.UNSUITABLE else PolicyMatchError)([problem])
-    try:
+    with needing_the_solver():
         from policylang.tuning.stages import StageTuner
         from policylang.tuning.variants import Variants
-    except ImportError as error:  # nothing but tuning needs the extra
-        message = f"tuning a policy needs extra packages, and `{error.name}` is not installed"
-        raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
     within = Budget("peak", inf) if budget is None else budget
-    device_named = _in_a_policy(device, named, folder)
+    device_named = device_in_policy(device, named, folder)
     line = f"device {device_named}\n" if device_named else ""
     loads = [*loads_untold(load, facts)]
     if load is None and (by_data := counted_by_data(facts, facts.forward)):
@@ -183,8 +185,8 @@ def tuned_policy(
     )
     found: Tuned | Infeasible | Diagnostic
     if pipeline is None:
-        variants = Variants(facts, times, capabilities, within, besides, also, device_line=line, progress=progress)
-        found = variants.best(table=table)
+        able = facts, times, capabilities, within, besides, also
+        found = (variants or Variants(*able, device_line=line, progress=progress)).best(table=table)
     else:
         how = facts, times, capabilities, pipeline, within, besides, also
         found = StageTuner(*how, shared=bool(subject.optimizer), progress=progress).best()
@@ -208,6 +210,16 @@ def tuned_policy(
     timed = found.stages is None and _counts(found, facts, times, capabilities)
     text = tuned_text(found, subject, timed=timed)
     return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
+
+
+@contextmanager
+def needing_the_solver() -> Iterator[None]:
+    """Around imports of what tunes. Raises ``PolicyError`` where the extra is not installed."""
+    try:
+        yield
+    except ImportError as error:  # nothing but tuning needs it
+        message = f"tuning a policy needs extra packages, and `{error.name}` is not installed"
+        raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
 
 
 def _stated_load(balance: str | None) -> Balance | None:
@@ -253,7 +265,7 @@ def no_budget(device: DeviceProfile) -> Diagnostic:
     return diagnose(budgets.NO_BUDGET, "there is no budget to tune for", help=help)
 
 
-def _in_a_policy(device: DeviceProfile, named: str | None, folder: Path) -> str:
+def device_in_policy(device: DeviceProfile, named: str | None, folder: Path) -> str:
     """A profile as a policy in a folder names it: bundled by name, a file by its path; empty where it is neither."""
     found = find_device(device.name if named is None else named, Path())
     if isinstance(found, Diagnostic):

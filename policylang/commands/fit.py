@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from policylang.commands.inputs import UsersCodeError, named_function, need_torch, refuse, show, users_code
-from policylang.commands.output import Exit, UsageError, add_form, say, status_line, write_output
+from policylang.commands.output import Exit, UsageError, add_form, say, status_line, tell, write_output
 from policylang.errors import PolicyError
 from policylang.language.devices.reading import bundled_devices
 from policylang.language.shown import format_quantity
@@ -21,6 +21,8 @@ from policylang.tuning.tuned_policy import step_words
 
 if TYPE_CHECKING:
     from policylang.api.fit import Answer, Cluster, Fitted, Subject
+    from policylang.graph.facts import Facts
+    from policylang.tuning.tuned_policy import TunedPolicy
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -93,12 +95,13 @@ def fit(options: argparse.Namespace) -> Exit:
         budget = read_or_raise(read_budget(device.capacity if options.peak is None else options.peak, None, None))
         assert budget is not None
         sizes = StepSizes(options.batch, options.seq, _mesh(options), options.weights, options.dtype)
-        cluster = Cluster(device, options.device, int(budget.limit), options.optimizer, options.reserve, options.path)
+        graph = Path(options.output).with_suffix(".graph").name if options.output else ""
+        limit = int(budget.limit)
+        cluster = Cluster(device, options.device, limit, options.optimizer, options.reserve, options.path)
         if ":" in options.subject and not os.path.exists(options.subject):
             subject = of_function(options.subject, named_function(options.subject))
         else:
             subject = of_configuration(options.subject, sizes)
-        graph = Path(options.output).with_suffix(".graph").name if options.output else ""
         with status_line() as progress, users_code():
             found = fit(subject, sizes, cluster, graph, beside=not options.alone, progress=progress)
     except UsersCodeError as failed:
@@ -107,14 +110,14 @@ def fit(options: argparse.Namespace) -> Exit:
         return show(failed, "fit", options.subject, "the function is called with `seq` and `batch`, if it takes them")
     except PolicyError as error:
         return _refused(error, as_json)
-    files = _written(options.output, cluster, found) if options.output and found.answer.tuned else ()
+    files = _written(options.output, found.policy, found.facts) if options.output and found.policy else ()
     if as_json:
         say(_json(subject, cluster, found, options.output, files), "json")
     else:
         say("\n\n".join(_text(subject, cluster, found, options.output)))
         if found.answer.refused:
             refuse(found.answer.refused)
-    return Exit.CLEAN if found.answer.tuned else Exit.DIAGNOSTICS
+    return Exit.CLEAN if found.policy else Exit.DIAGNOSTICS
 
 
 def _refused(error: PolicyError, as_json: bool) -> Exit:
@@ -151,31 +154,27 @@ def _mesh(options: argparse.Namespace) -> dict[str, int]:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _written(output: str, cluster: Cluster, found: Fitted) -> tuple[str, ...]:
+def _written(output: str, policy: TunedPolicy, facts: Facts) -> tuple[str, ...]:
+    """The policy, its snapshot, and a test that fails when the policy, its includes or the graph change what is decided
+    on its path."""
     from policylang.graph.snapshot import write
-
-    assert found.answer.tuned is not None
-    recipe = Path(output)
-    write_output(found.answer.tuned.text, output)
-    graph, test = recipe.with_suffix(".graph"), recipe.with_suffix(".test.md")
-    write(found.facts, graph)
-    write_output(_test(recipe.name, graph.name, cluster, found), str(test))
-    return output, str(graph), str(test)
-
-
-def _test(recipe: str, graph: str, cluster: Cluster, found: Fitted) -> str:
-    """A policy test that fails when the recipe, its includes or the graph change what is decided on its path."""
     from policylang.language.loader import parse_policy
     from policylang.planning.capabilities import capabilities_for
     from policylang.planning.liveness import saved_and_recomputed
     from policylang.planning.planner import plan
 
-    assert found.answer.tuned is not None
-    policy = parse_policy(found.answer.tuned.text).policy
-    assert policy is not None
-    needs = saved_and_recomputed(plan(policy, found.facts, capabilities_for(found.facts.kind, cluster.path)))
+    recipe = Path(output)
+    graph, test = recipe.with_suffix(".graph"), recipe.with_suffix(".test.md")
+    write_output(policy.text, output)
+    write(facts, graph)
+    tell(f"wrote {graph}")
+    path, parsed = policy.subject.path, parse_policy(policy.text).policy
+    assert parsed is not None
+    needs = saved_and_recomputed(plan(parsed, facts, capabilities_for(facts.kind, path)))
     claims = f"# saved: {len(needs.saved)}\n# recomputed: {len(needs.recomputed)}"
-    return f'# {recipe} on {graph}\n\n```apl graph={graph} path={cluster.path}\ninclude "{recipe}"\n{claims}\n```\n'
+    block = f'```apl graph={graph.name} path={path}\ninclude "{recipe.name}"\n{claims}\n```'
+    write_output(f"# {recipe.name} on {graph.name}\n\n{block}\n", str(test))
+    return output, str(graph), str(test)
 
 
 # --- output ---------------------------------------------------------------------------------------------------------
@@ -184,23 +183,28 @@ def _test(recipe: str, graph: str, cluster: Cluster, found: Fitted) -> str:
 def _text(subject: Subject, cluster: Cluster, found: Fitted, output: str | None) -> list[str]:
     answer, sizes = found.answer, found.answer.sizes
     ranks = f"{sizes.ranks} × " if sizes.ranks > 1 else ""
-    mesh = (
-        f" ({', '.join(f'{name}={size}' for name, size in sizes.mesh.items())})" if sizes.mesh.get("tp", 1) > 1 else ""
-    )
+    dims = ", ".join(f"{name}={size}" for name, size in sizes.mesh.items())
+    mesh = f" ({dims})" if sizes.mesh.get("tp", 1) > 1 else ""
     step = ", ".join(filter(None, (f"seq {sizes.sequence:,}" if sizes.sequence else "", f"batch {sizes.batch} a GPU")))
     limit = format_quantity(answer.peak, "bytes")
-    verdict = f"does not fit into {limit}"
-    if answer.tuned is not None:
-        verdict = f"fits: {format_quantity(answer.tuned.peak, 'bytes')} of {limit}"
-    said = [f"{subject.name}, {step}, on {ranks}{cluster.device.name}{mesh}, {_PATHS[cluster.path]}: {verdict}"]
-    said.append(_assumed(cluster, found))
-    if answer.tuned is not None and not output:
-        said.append(answer.tuned.text.rstrip("\n"))
+    verdict = (
+        f"fits: {format_quantity(found.policy.peak, 'bytes')} of {limit}"
+        if found.policy
+        else f"does not fit into {limit}"
+    )
+    said = [
+        f"{subject.name}, {step}, on {ranks}{cluster.device.name}{mesh}, {_PATHS[cluster.path]}: {verdict}",
+        _assumed(cluster, found),
+    ]
+    if found.policy is not None and not output:
+        said.append(found.policy.text.rstrip("\n"))
     if found.beside:
-        first = answer.token_seconds
-        rows = [("", "peak", "recomputed", "step", "a token"), *(_row(each, first) for each in (answer, *found.beside))]
+        rows = [
+            ("", "peak", "recomputed", "step", "a token"),
+            *(_row(each, answer) for each in (answer, *found.beside)),
+        ]
         said.append(table(rows, right=range(1, 5)))
-    if answer.tuned is not None:
+    if found.policy is not None:
         lines = _python(subject, cluster, found, output or "recipe.apl")
         said.append("\n".join(("use it:", *(f"    {line}" for line in lines))))
     return said
@@ -213,29 +217,26 @@ def _assumed(cluster: Cluster, found: Fitted) -> str:
     """What a peak counts beside activations."""
     from policylang.tuning.budgets import read_optimizer, trained_bytes
 
-    sizes, gib = found.answer.sizes, format_quantity
-    weights, state = trained_bytes(found.facts), read_optimizer(cluster.optimizer, found.facts)
-    parts = [f"weights {gib(weights, 'bytes')}", f"gradients {gib(weights, 'bytes')}"]
-    if isinstance(state, int):
-        parts.append(f"state of {cluster.optimizer} {gib(state, 'bytes')}")
+    sizes, optimizer, weights = found.answer.sizes, cluster.optimizer, trained_bytes(found.facts)
+    parts = {"weights": weights, "gradients": weights, f"state of {optimizer}": read_optimizer(optimizer, found.facts)}
     where = f" over {sizes.ranks} GPUs" if sizes.ranks > 1 else ""
-    kept = f"kept in {sizes.weights}{where}: {', '.join(parts)} a GPU"
-    return f"{kept}; computed in {sizes.dtype}; {cluster.reserve} in reserve"
+    each = ", ".join(
+        f"{name} {format_quantity(size, 'bytes')}" for name, size in parts.items() if isinstance(size, int)
+    )
+    return f"kept in {sizes.weights}{where}: {each} a GPU; computed in {sizes.dtype}; {cluster.reserve} in reserve"
 
 
-def _row(each: Answer, first: float | None) -> tuple[str, ...]:
+def _row(each: Answer, asked: Answer) -> tuple[str, ...]:
+    if each.nearest is not None:
+        least = format_quantity(each.nearest.besides.on(each.nearest.smallest.peak), "bytes")
+        return each.label, f"no: {least} at least" + (f"; {each.ranks} GPUs do" if each.ranks else ""), "", "", ""
     if each.tuned is None:
-        said = each.refused[0].message.partition(", at ")[0] if each.refused else ""
-        least = re.search(r"the smallest is (.*)", said)
-        why = (
-            f"no: {least[1]} at least" if least else "no: too much before the step" if "alive before" in said else said
-        )
-        return each.label, f"{why}; {each.ranks} GPUs do" if each.ranks else why, "", "", ""
-    tuned, chosen = each.tuned.tuned, each.tuned.tuned.chosen
-    again = f"{format_quantity(chosen.recompute, 'seconds')} ({share_text(chosen.recompute, tuned)})"
-    relative = "" if first is None or each.token_seconds is None else f"{each.token_seconds / first:.2f}×"
-    peak = format_quantity(each.tuned.peak, "bytes")
-    return each.label, peak, again, step_words(chosen), relative
+        return each.label, each.refused[0].message, "", "", ""
+    chosen = each.tuned.chosen
+    again = f"{format_quantity(chosen.recompute, 'seconds')} ({share_text(chosen.recompute, each.tuned)})"
+    first, own = asked.token_seconds, each.token_seconds
+    peak = format_quantity(each.tuned.besides.on(chosen.peak), "bytes")
+    return each.label, peak, again, step_words(chosen), f"{own / first:.2f}×" if first and own else ""
 
 
 def _python(subject: Subject, cluster: Cluster, found: Fitted, recipe: str) -> list[str]:
@@ -263,33 +264,33 @@ def _python(subject: Subject, cluster: Cluster, found: Fitted, recipe: str) -> l
 
 def _json(subject: Subject, cluster: Cluster, found: Fitted, output: str | None, files: tuple[str, ...]) -> str:
     def data(each: Answer) -> dict[str, Any]:
-        tuned = each.tuned
         return {
             "label": each.label,
-            "fits": tuned is not None,
+            "fits": each.tuned is not None,
             "sequence": each.sizes.sequence,
             "batch": each.sizes.batch,
             "mesh": dict(each.sizes.mesh),
             "budget_bytes": each.peak,
-            "chosen": None if tuned is None else candidate_data(tuned.tuned.chosen, tuned.tuned),
+            "chosen": candidate_data(each.tuned.chosen, each.tuned) if each.tuned else None,
+            "smallest": candidate_data(each.nearest.smallest, each.nearest) if each.nearest else None,
             "token_seconds": each.token_seconds,
             "fits_on_ranks": each.ranks,
             "diagnostics": json.loads(render_json(each.refused))["diagnostics"],
         }
 
-    answer = found.answer
+    sizes = found.answer.sizes
     document = {
         "version": 1,
         "subject": subject.name,
         "device": cluster.device.name,
         "path": cluster.path,
-        "weights": answer.sizes.weights,
-        "dtype": answer.sizes.dtype,
+        "weights": sizes.weights,
+        "dtype": sizes.dtype,
         "assumed": _assumed(cluster, found),
-        "answer": data(answer),
+        "answer": data(found.answer),
         "beside": list(map(data, found.beside)),
-        "policy": None if answer.tuned is None else answer.tuned.text,
-        "python": [] if answer.tuned is None else _python(subject, cluster, found, output or "recipe.apl"),
+        "policy": found.policy and found.policy.text,
+        "python": _python(subject, cluster, found, output or "recipe.apl") if found.policy else [],
         "files": files,
     }
     return json.dumps(document, indent=2, allow_nan=False)

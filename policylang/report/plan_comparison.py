@@ -20,7 +20,7 @@ from policylang.report.diagnostics import compared_rows, render_json
 from policylang.report.layout import bytes_text, code, device_text, exposed_text, seconds_text, table, times_text, words
 from policylang.report.plan_json import pipeline_data
 from policylang.report.plan_text import pipeline_text
-from policylang.tuning.evaluation import Candidate, Tuned
+from policylang.tuning.evaluation import Candidate, Infeasible, Tuned
 from policylang.tuning.tuned_policy import (
     TunedPolicy,
     besides_words,
@@ -316,7 +316,7 @@ def _staged_data(tuned: Tuned) -> dict[str, Any]:
     return {**pipeline_data(found.pipeline, found.figures), "alike": alike}
 
 
-def candidate_data(each: Candidate | None, tuned: Tuned) -> dict[str, Any] | None:
+def candidate_data(each: Candidate | None, tuned: Tuned | Infeasible) -> dict[str, Any] | None:
     if each is None:
         return None
     return {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import inf
+from typing import Literal
 
 import numpy as np
 from attrs import frozen
@@ -36,6 +37,9 @@ from policylang.tuning.phrases import Option, Vocabulary, value_classes
 from policylang.tuning.program import bound_of, whole_classes
 
 Progress = Callable[[str], None]
+Detail = Literal["all", "rules", "figures"]
+"""What is worked out: neighbours and the bound as well; the rules alone; or their figures, without leaving out lines
+that change nothing."""
 NOTHING_BESIDES = Besides()
 _ROWS = 48
 _PROGRAMS, _LEAST_PROGRAMS, _NODES = 12, 4, 100_000
@@ -181,7 +185,7 @@ class Tuner:
         found = (self.evaluation.of(self.head + "".join(each)) for each in lines)
         return tuple(each for each in found if each is not None)
 
-    def tuned(self, budget: Budget, *, table: bool = False) -> Tuned | Infeasible:
+    def tuned(self, budget: Budget, *, table: bool = False, detail: Detail = "all") -> Tuned | Infeasible:
         """The fastest candidate within a budget of memory, or the smallest within one of time: no candidate planned
         before it beats it.
 
@@ -200,14 +204,16 @@ class Tuner:
             if chosen is None:
                 smallest = min((self.smallest(budget), *self._evaluated), key=lambda each: self.memory(each, budget))
                 return Infeasible(budget, self.besides, smallest)
-            memory = self.memory(chosen, budget)
-            less, more = (self._fastest(budget, share * memory) for share in (0.92, 1.08))
+            less = more = None
+            if detail == "all":
+                memory = self.memory(chosen, budget)
+                less, more = (self._fastest(budget, share * memory) for share in (0.92, 1.08))
             if known == len(self._evaluated):  # else one of them may cost less than its composed figures, and fit
                 break
         if more is not None and more.price >= chosen.price:
             more = None
         rows = undominated(self._evaluated, lambda each: self.memory(each, budget))
-        written = self._without_idle_lines(chosen, budget)
+        written = chosen if detail == "figures" else self._without_idle_lines(chosen, budget)
         return Tuned(
             budget=budget,
             besides=self.besides,
@@ -215,7 +221,7 @@ class Tuner:
             less=less,
             more=more,
             table=tuple(written if each is chosen else each for each in rows),
-            bound=self.bound(chosen.saved + (chosen.offloaded if self.offload else 0)),
+            bound=self.bound(chosen.saved + (chosen.offloaded if self.offload else 0)) if detail == "all" else None,
             forward=self.forward,
         )
 

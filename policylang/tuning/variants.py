@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
 from functools import partial
 from itertools import islice
 from math import inf
@@ -37,7 +38,7 @@ from policylang.tuning.evaluation import (
     Tuned,
 )
 from policylang.tuning.tuned_policy import at_most
-from policylang.tuning.tuner import Tuner, undominated
+from policylang.tuning.tuner import Detail, Tuner, undominated
 
 GATHERED_AGAIN = "include <fsdp>\n"
 SMALLEST = f"recompute everything in block\noptional save (topk, sort, argsort) in block\n{GATHERED_AGAIN}"
@@ -98,6 +99,18 @@ class Variants:
         """In eager FSDP decides about gathers: the tuner is shown the weights as if they were there."""
         self._whole = Evaluation(facts, times, capabilities, ordered=True)
         self._exact = self._whole.of
+        self._tuners: dict[str, Tuner] = {}
+        self._detail: Detail = "rules" if self._by_fsdp and budget.limit < inf else "all"
+
+    def figures_at(self, limit: float) -> Tuned | Infeasible:
+        """:meth:`best` for another limit, without what only a text needs. What was tuned and planned is shared."""
+        other = copy(self)
+        other.budget, other._detail = evolve(self.budget, limit=limit), "figures"
+        return other.best()
+
+    def fits_at_all(self) -> bool:
+        """The policy that recomputes everything does."""
+        return self._fits(self._exact(SMALLEST))
 
     def best(self, *, table: bool = False) -> Tuned | Infeasible:
         """The policy of the shortest step within the budget; of the least memory within a budget of time."""
@@ -116,7 +129,9 @@ class Variants:
         if self.allowed.order and self.capabilities.orders and not self._timed:
             found += self._ordered(base, found)
         ranked = sorted(dict.fromkeys(found), key=lambda each: (self._cost(each), self.memory(each), each.rules))
-        return self._answer(base, next(filter(self._is_clean, ranked), ranked[0] if ranked else None))
+        return self._answer(
+            base, self._clean(ranked) if ranked and self._detail != "figures" else next(iter(ranked), None)
+        )
 
     def memory(self, each: Candidate) -> int:
         """The memory that the budget is about."""
@@ -144,9 +159,8 @@ class Variants:
         return Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=progress)
 
     def _base(self, before: str, *, table: bool = False) -> _Base:
-        facts = self._edited(before)
-        tuner = self._tuner(facts)
-        return _Base(before, tuner, tuner.tuned(self.budget, table=table))
+        tuner = self._tuners[before] = self._tuners.get(before) or self._tuner(self._edited(before))
+        return _Base(before, tuner, tuner.tuned(self.budget, table=table, detail=self._detail))
 
     def _edited(self, before: str) -> Facts:
         policy = parse_policy(before).policy
@@ -178,11 +192,28 @@ class Variants:
 
     # --- whole texts ---
 
-    def _is_clean(self, each: Candidate) -> bool:
-        """``check --deny warnings`` has nothing to say against it."""
+    def _clean(self, ranked: Sequence[Candidate]) -> Candidate:
+        """The fastest without a warning of ``check``, if it costs hardly more than the fastest; else the fastest, with
+        its warnings allowed: its lines save time within the budget."""
+        least = self._cost(ranked[0])
+        for each in ranked:
+            if self._cost(each) > (1 + _WORTH) * least:
+                break
+            if not self._warned(each):
+                return each
+        lines = ranked[0].rules.splitlines(keepends=True)
+        for at, codes in self._warned(ranked[0]).items():
+            lines[at - 1] = f"{lines[at - 1].rstrip()}  # allow: {', '.join(sorted(codes))}\n"
+        return evolve(ranked[0], rules="".join(lines))
+
+    def _warned(self, each: Candidate) -> dict[int, set[str]]:
+        """The codes of the warnings of ``check``, by line."""
         made = self._whole.plans[each.rules]
-        said = (*slowing_edits(made, self.capabilities), *costly_rules(made, self.capabilities))
-        return all(one.severity is Severity.NOTE for one in said)
+        found: dict[int, set[str]] = {}
+        for said in (*slowing_edits(made, self.capabilities), *costly_rules(made, self.capabilities)):
+            if said.severity is not Severity.NOTE and said.span is not None:
+                found.setdefault(said.span.line, set()).add(said.code)
+        return found
 
     def _written(self, base: _Base) -> Iterator[Candidate]:
         """The texts without an order that fit."""
@@ -203,7 +234,8 @@ class Variants:
         """Texts that take more or less memory than the rules in them: tuned for as much as then fits."""
         limit = room = int(self.budget.limit)
         for _ in range(_ROUNDS):
-            found = tuner.tuned(evolve(self.budget, limit=room))
+            detail: Detail = "figures" if self._detail == "figures" else "rules"
+            found = tuner.tuned(evolve(self.budget, limit=room), detail=detail)
             rules = found.smallest if isinstance(found, Infeasible) else found.chosen
             exact = [each for each in map(self._exact, written(rules.rules.rstrip("\n") + "\n")) if each is not None]
             yield from filter(self._fits, exact)

@@ -213,7 +213,7 @@ def test_a_function_makes_the_step(policylang, here, monkeypatch):
 
 def _traced(name: str) -> _Traced:
     subject: Subject = of_configuration(name, StepSizes(2, 128))
-    return _Traced(subject, TargetDevice("cuda", (9, 0)))
+    return _Traced(subject, TargetDevice("cuda", (9, 0)), print)
 
 
 def test_other_sizes_are_those_of_a_full_trace():
