@@ -18,19 +18,21 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.hooks import RemovableHandle
 
 from policylang.api.apply import report_on
 from policylang.api.load import DeviceLike, PolicyLike, device_of, policy_of
-from policylang.api.planned_graphs import read_any
+from policylang.api.planned_graphs import read_any, scheduled
 from policylang.backends.copies import timed_copies
 from policylang.backends.eager.checkpoint import blocks_in
 from policylang.errors import PolicyError, PolicyMatchError, PolicyWarning
 from policylang.graph.facts import InputKind
-from policylang.language.diagnostics import diagnose, is_error
+from policylang.language.diagnostics import Diagnostic, diagnose, is_error
 from policylang.language.files import write_whole
 from policylang.language.shown import beside, format_quantity
 from policylang.language.syntax import ExpectTotal, Policy
@@ -42,11 +44,13 @@ from policylang.planning.planner import plan
 from policylang.planning.value_outcome import saved_bytes
 from policylang.report.plan_comparison import RUN_VERSION, run_text
 from policylang.simulation.streams import step_time
+from policylang.torch_compat.compilers import is_compiled, is_profiling
 from policylang.torch_compat.distributed import timed_collectives
 from policylang.torch_compat.tracing import take_apart
 from policylang.tuning.tuned_policy import fingerprint
 
-BROKEN = "APL655"
+BROKEN, BUSY = "APL655", "APL661"
+_WATCHING: list[WatchedRun] = []
 _UPDATE = "policylang: the optimizer's step"
 
 
@@ -70,15 +74,16 @@ def watch(
         graph: the snapshot that the policy was planned on; by default the one beside the recipe, ``recipe.graph``.
         path: what carries the policy out, as for :func:`policylang.check`.
         device: the profile for planned times; by default the one that the policy's ``device`` line names.
-        optimizer: whose state is counted apart from what the graph of the step holds.
+        optimizer: whose state is counted apart from what the graph of the step holds; by default the first that makes a
+            step. Name it where it has state already.
 
     On an accelerator memory is what its allocator says and time is that of events. On a CPU the first step, and the
     next if the first made the optimizer's state, run under torch's profiler, which reports every allocation, and are
-    not timed. After the last step nothing is left in place; an
-    error within a step removes everything and writes nothing.
+    not timed. After the last step nothing is left in place; an error within a step removes everything and writes
+    nothing. What cannot be seen is named in ``notes``.
 
-    Raises ``PolicyError`` for a recipe or a graph that cannot be read. A step that takes more than the recipe expects
-    is a ``PolicyWarning``, with the node and the line.
+    Raises ``PolicyError`` for a recipe or a graph that cannot be read, and where a training is watched or, on a CPU,
+    profiled already. A step that takes more than the recipe expects is a ``PolicyWarning``, with the node and the line.
     """
     policy = policy_of(recipe)
     if graph is None and isinstance(recipe, str | os.PathLike):
@@ -117,14 +122,18 @@ class WatchedRun:
         self._start = 0.0
 
     def __enter__(self) -> WatchedRun:
+        if _WATCHING or (self._on_cpu and is_profiling()):
+            message = f"this training is {'watched' if _WATCHING else 'profiled'} already"
+            raise PolicyError([diagnose(BUSY, message, help="end the other one first, or begin this one after it")])
         with ExitStack() as stack:
+            _WATCHING.append(self)
+            stack.callback(_WATCHING.remove, self)
             stack.enter_context(timed_collectives(self._timed))
             stack.enter_context(timed_copies(self._timed))
             for module, path in blocks_in(self._model, self._policy, "").items():
                 for handle in self._hooks(module, path):
                     stack.callback(handle.remove)
-            if self._optimizer is not None:
-                stack.callback(self._optimizer.register_step_pre_hook(self._updates).remove)
+            stack.callback(register_optimizer_step_pre_hook(self._updates).remove)
             stack.callback(self._stop_profiler)
             self._retries = 0 if self._on_cpu else _retries()
             self._look()
@@ -169,8 +178,9 @@ class WatchedRun:
     def __str__(self) -> str:
         return run_text(self.data) if self.data else "no step was watched to its end"
 
-    def _updates(self, *_given: Any) -> None:
+    def _updates(self, optimizer: Optimizer, *_given: Any) -> None:
         """The optimizer begins: what it needs besides its state is no part of the graph."""
+        self._optimizer = self._optimizer or optimizer
         if self._on_cpu:
             with record_function(_UPDATE):
                 pass
@@ -262,6 +272,17 @@ class WatchedRun:
                 problem = diagnose(BROKEN, message, help=help, details=tuple(details))
                 warnings.warn(str(PolicyError([problem])), PolicyWarning, stacklevel=4)
 
+    def _notes(self) -> Iterator[str]:
+        """What these figures leave out."""
+        kinds = {type(each).__name__ for each in self._model.modules()}
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if several and "DistributedDataParallel" in kinds:
+            yield "not seen: the collectives of DistributedDataParallel, which C++ starts"
+        if several and any(map(is_compiled, self._model.modules())):
+            yield "not seen: the collectives of compiled graphs, which C++ starts"
+        if self._planned is not None and self._policy.pipeline is not None:
+            yield "planned: one microbatch through the whole model, on one rank; `policylang plan` has each stage"
+
     def _measured(self) -> dict[str, Any]:
         timed = slice(self._profiled if self._profiled < len(self._sums) else 0, None)
         names = dict.fromkeys(name for sums in self._sums[timed] for name in sums)
@@ -283,6 +304,7 @@ class WatchedRun:
             "torch": torch.__version__,
             "steps": len(self._sums),
             "planned": self._planned,
+            "notes": list(self._notes()),
             "measured": {
                 "peak_bytes": self._peak,
                 "graph_bytes": self._graph,
@@ -304,8 +326,10 @@ class WatchedRun:
 
 def planned_figures(policy: Policy, graph: Any, path: PathName, device: DeviceLike | None) -> dict[str, Any]:
     """What a plan says of a step, as plain data. Raises ``PolicyMatchError`` where policy and graph do not fit."""
-    facts = read_any(graph)
-    made = plan(policy, facts, capabilities_for(facts.kind, path), device=device_of(device))
+    facts, ordered = read_any(graph), scheduled(policy)
+    if isinstance(ordered, Diagnostic):
+        raise PolicyMatchError([ordered])
+    made = plan(ordered, facts, capabilities_for(facts.kind, path), device=device_of(device))
     if errors := [each for each in made.diagnostics if is_error(each)]:
         raise PolicyMatchError(errors)
     needs, peak = saved_and_recomputed(made), values_at_peak(breakdown(made))

@@ -377,11 +377,13 @@ def run_rows(run: Mapping[str, Any]) -> list[list[tuple[str, ...]]]:
 def run_text(run: Mapping[str, Any]) -> str:
     """No line end at the end."""
     tables = (table(rows, right=range(1, len(rows[0]))) for rows in run_rows(run))
-    return "\n\n".join((_run_heading(run), *tables))
+    return "\n\n".join(("\n".join((_run_heading(run), *run.get("notes", ()))), *tables))
 
 
 def run_markdown(run: Mapping[str, Any]) -> str:
     lines = [f"**{words(_run_heading(run))}**"]
+    for note in run.get("notes", ()):
+        lines += ["", words(note)]
     for head, *rows in run_rows(run):
         lines += ["", _markdown_row(head), f"| --- |{' ---: |' * (len(head) - 1)}"]
         lines += [_markdown_row((code(first), *rest)) for first, *rest in rows]

@@ -178,8 +178,11 @@ class Variants:
             forward = sum(self.times.seconds[row] for row in self.facts.forward)
             return Tuned(self.budget, self.besides, chosen, None, None, (chosen,), None, forward)
         less, more = (each and evolve(each, rules=base.before + each.rules) for each in (found.less, found.more))
-        table = [evolve(each, rules=base.before + each.rules) for each in found.table]
+        named = (evolve(each, rules=base.before + each.rules) for each in found.table)
+        table = [chosen if each.rules == chosen.rules else each for each in named]
         if chosen.rules == base.before + found.chosen.rules:
+            if chosen not in table:
+                table = sorted((*table, chosen), key=self.memory)
             return evolve(found, chosen=chosen, less=less, more=more, table=tuple(table))
         others = (each for each in table if each.rules != base.before + found.chosen.rules)
         rows = undominated((*others, chosen), self.memory)
