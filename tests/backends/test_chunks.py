@@ -170,7 +170,7 @@ def check(m: nn.Module, loss: Loss, data: tuple[Tensor, Tensor], text: str, with
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, *SHIFTED, preference], ids=lambda each: each.__name__)
-@pytest.mark.parametrize("lead", [(ROWS,), (2, 6), (1, ROWS)], ids=str)
+@pytest.mark.parametrize("lead", [(ROWS,), (2, 6), pytest.param((1, ROWS), marks=pytest.mark.slow)], ids=str)
 def test_a_chunked_loss_is_the_whole_one(loss: Loss, lead: tuple[int, ...]) -> None:
     (line,) = check(model(bias=True), loss, batch(*lead), "chunk loss into 2").rewrites
     assert line.done == 1
@@ -324,7 +324,9 @@ def test_a_distilled_head_is_cut_with_its_teacher() -> None:
             m.student(x).log_softmax(-1), m.teacher(x).log_softmax(-1), log_target=True, reduction="none"
         ).sum()
 
-    step = step_of(Function(print, student=model(), teacher=teacher), distilled, data := batch())
+    step = step_of(
+        Function(lambda pair, x: pair.student(x), student=model(), teacher=teacher), distilled, data := batch()
+    )
     want = step(*data)
     policylang.apply(step.gm, policylang.parse("chunk loss into 4"))
     compare(want, step(*data), 1e-12)
@@ -337,7 +339,7 @@ def test_a_distilled_head_is_cut_with_its_teacher() -> None:
     [cross_entropy, z_loss, capped, per_token, preference, shifted, weighed, padded, indexed],
     ids=lambda each: each.__name__,
 )
-@pytest.mark.parametrize("lead", [(ROWS,), (2, 6)], ids=str)
+@pytest.mark.parametrize("lead", [pytest.param((ROWS,), marks=pytest.mark.slow), (2, 6)], ids=str)
 @pytest.mark.parametrize(
     "text", ["chunk loss into 3", "chunk module mlp into 2", "chunk loss into 2; recompute everything"]
 )
@@ -548,8 +550,7 @@ def compiled_by_hand(loss: Loss, text: str, halves: list[fx.GraphModule], *, sha
     "loss",
     [
         per_token,
-        weighed,
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (cross_entropy, preference, shifted, z_loss)),
+        *(pytest.param(e, marks=pytest.mark.slow) for e in (weighed, cross_entropy, preference, shifted, z_loss)),
     ],
     ids=lambda each: each.__name__,
 )

@@ -239,10 +239,6 @@ def test_min_cut_beside_an_activation_at_the_end(activation: str) -> None:
     assert_same_as_without(*ending_in(activation), POLICIES["auto"], "aot_eager", activation)
 
 
-def test_an_activation_at_the_end_under_inductor() -> None:
-    assert_same_as_without(*ending_in("ReLU"), POLICIES["auto"], "inductor", "ReLU")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("policy", POLICIES)

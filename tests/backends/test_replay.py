@@ -129,7 +129,8 @@ def replay() -> Policy:
 @pytest.mark.parametrize(
     ("model", "policy"),
     [
-        (one_layer, SAVE_PRODUCTS), (one_layer, SAVE_ALL), pytest.param(llama, SAVE_PRODUCTS, marks=pytest.mark.slow),
+        (one_layer, SAVE_PRODUCTS), pytest.param(one_layer, SAVE_ALL, marks=pytest.mark.slow),
+        pytest.param(llama, SAVE_PRODUCTS, marks=pytest.mark.slow),
         pytest.param(llama, SAVE_ALL, marks=pytest.mark.slow),
         pytest.param(gpt2, SAVE_PRODUCTS, marks=pytest.mark.slow), pytest.param(gpt2, SAVE_ALL, marks=pytest.mark.slow),
         pytest.param(mixtral, SAVE_PRODUCTS, marks=pytest.mark.slow),
@@ -178,7 +179,7 @@ def test_the_same_memory_is_saved_under_the_decompositions_of_inductor(
     ("model", "policy", "inner"),
     [
         pytest.param(mixtral, SAVE_ALL, "aot_eager", marks=pytest.mark.slow),
-        (ZOO["mlp"], SAVE_ALL, "inductor"),
+        pytest.param(ZOO["mlp"], SAVE_ALL, "inductor", marks=pytest.mark.slow),
         pytest.param(one_layer, SAVE_ALL, "inductor", marks=pytest.mark.slow),
         pytest.param(gpt2, SAVE_ALL, "inductor", marks=pytest.mark.slow),
         pytest.param(mixtral, SAVE_ALL, "inductor", marks=pytest.mark.slow),

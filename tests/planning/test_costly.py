@@ -1,6 +1,7 @@
 """Policies that cost more than they need to: each is a warning with its figures, and gone with the first fix."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,16 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def graphs() -> dict[str, Facts]:
-    return {}
+@cache
+def graph(name: str) -> Facts:
+    return facts_of(f"docs/graphs/{name}.graph")
 
 
-def found(text: str, name: str, graphs: dict[str, Facts]) -> list[Diagnostic]:
-    if name not in graphs:
-        graphs[name] = facts_of(f"docs/graphs/{name}.graph")
+@cache
+def found(text: str, name: str) -> list[Diagnostic]:
     policy = parse_policy(text).policy
     assert policy is not None
-    _, diagnostics = on_graph(policy, {name: graphs[name]}, None, one_model=False)
+    _, diagnostics = on_graph(policy, {name: graph(name)}, None, one_model=False)
     return [each for each in diagnostics if each.code in COSTLY]
 
 
@@ -93,33 +93,33 @@ def found(text: str, name: str, graphs: dict[str, Facts]) -> list[Diagnostic]:
         ),
     ],
 )
-def test_it_is_a_warning_with_its_figures(code: str, message: str, graphs: dict[str, Facts]) -> None:
+def test_it_is_a_warning_with_its_figures(code: str, message: str) -> None:
     name, text = CASES[code]
-    (costly,) = found(text, name, graphs)
+    (costly,) = found(text, name)
     assert (costly.code, costly.severity, costly.message) == (code, Severity.WARNING, message)
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_its_first_fix_makes_it_go_away(code: str, graphs: dict[str, Facts]) -> None:
+def test_its_first_fix_makes_it_go_away(code: str) -> None:
     name, text = CASES[code]
-    (costly,) = found(text, name, graphs)
+    (costly,) = found(text, name)
     mended = costly.fixes[0].applied(costly.span.source)
-    assert code not in [each.code for each in found(mended, name, graphs)]
+    assert code not in [each.code for each in found(mended, name)]
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_it_can_be_allowed_on_its_line(code: str, graphs: dict[str, Facts]) -> None:
+def test_it_can_be_allowed_on_its_line(code: str) -> None:
     name, text = CASES[code]
-    (costly,) = found(text, name, graphs)
+    (costly,) = found(text, name)
     lines = text.splitlines()
     at = costly.span.line - 1
     for comment, count in ((f"# allow: {code} on purpose", 0), ("#allow: APL999, " + code, 0), ("# allow: APL303", 1)):
         allowed = [*lines[:at], f"{lines[at]}  {comment}", *lines[at + 1 :]]
-        assert len(found("\n".join(allowed), name, graphs)) == count
+        assert len(found("\n".join(allowed), name)) == count
 
 
-def test_the_fixes_are_lines_of_the_policy(graphs: dict[str, Facts]) -> None:
-    fixes = {code: [fix.title for fix in found(text, name, graphs)[0].fixes] for code, (name, text) in CASES.items()}
+def test_the_fixes_are_lines_of_the_policy() -> None:
+    fixes = {code: [fix.title for fix in found(text, name)[0].fixes] for code, (name, text) in CASES.items()}
     assert fixes == {
         "APL701": [f"write `{CROSSING}` below it"],
         "APL702": ["write `blocks model.layers.*`"],
@@ -163,24 +163,22 @@ def test_the_fixes_are_lines_of_the_policy(graphs: dict[str, Facts]) -> None:
         ("gpt2", NEAR.replace("undecided -> save", "undecided -> recompute") + f"\n{CROSSING}"),  # no value differs
     ],
 )
-def test_nothing_is_said_of_policies_that_cost_what_they_need_to(
-    name: str, text: str, graphs: dict[str, Facts]
-) -> None:
-    assert found(text, name, graphs) == []
+def test_nothing_is_said_of_policies_that_cost_what_they_need_to(name: str, text: str) -> None:
+    assert found(text, name) == []
 
 
-def test_without_a_rule_the_undecided_line_is_named(graphs: dict[str, Facts]) -> None:
-    (costly,) = found("blocks model.layers.*\nundecided -> recompute", "llama3_8b", graphs)
+def test_without_a_rule_the_undecided_line_is_named() -> None:
+    (costly,) = found("blocks model.layers.*\nundecided -> recompute", "llama3_8b")
     assert costly.code == "APL701"
     assert costly.span.text == "undecided -> recompute"
 
 
 @pytest.mark.parametrize("policy", bundled_names())
 @pytest.mark.parametrize("name", ["llama3_8b", "tutorial", "tensor_parallel", "vit"])
-def test_bundled_policies_are_clean(policy: str, name: str, graphs: dict[str, Facts]) -> None:
+def test_bundled_policies_are_clean(policy: str, name: str) -> None:
     """`memory_staged` allows APL701 on its line; where single values are larger than its stages, as on the graph of a
     long context, it does save more than no policy, and that is said."""
-    assert found(f"include <{policy}>", name, graphs) == []
+    assert found(f"include <{policy}>", name) == []
 
 
 def test_a_comment_allows_warnings_of_texts_alone() -> None:
@@ -190,11 +188,11 @@ def test_a_comment_allows_warnings_of_texts_alone() -> None:
     assert parse_policy("save bmmm  # allow: APL101").diagnostics[0].code == "APL101", "an error stays"
 
 
-def test_a_recomputed_collective_is_shown_with_its_time_on_a_device(graphs: dict[str, Facts]) -> None:
+def test_a_recomputed_collective_is_shown_with_its_time_on_a_device() -> None:
     """The time of the whole group is that of the profile; the peak that the help names is that of the mended policy."""
     text = f"device h100-sxm\n{EACH}"
-    (costly,) = found(text, "tensor_parallel", graphs)
-    facts, device = graphs["tensor_parallel"], load_device("h100-sxm")
+    (costly,) = found(text, "tensor_parallel")
+    facts, device = graph("tensor_parallel"), load_device("h100-sxm")
     seconds = node_times(facts, device).seconds
     each = {seconds[row] for target, rows in facts.by_target.items() if "reduce_scatter" in target for row in rows}
     assert len(each) == 1
@@ -214,36 +212,36 @@ def peak_of(text: str, facts: Facts) -> str:
     return format_quantity(plan.peak.bytes, "bytes")
 
 
-def test_saved_gathers_of_activations_leave_those_of_parameters(graphs: dict[str, Facts]) -> None:
+def test_saved_gathers_of_activations_leave_those_of_parameters() -> None:
     text = "recompute everything in block\nsave matmul in block"
-    costly = next(each for each in found(text, "tensor_parallel", graphs) if each.code == "APL705")
+    costly = next(each for each in found(text, "tensor_parallel") if each.code == "APL705")
     assert costly.span is not None
     mended = costly.fixes[0].applied(costly.span.source)
     assert "\nsave (reduce_scatter_tensor or all_gather_into_tensor) where not from parameter\n" in mended
-    assert [each.code for each in found(mended, "tensor_parallel", graphs)] == []
+    assert [each.code for each in found(mended, "tensor_parallel")] == []
 
 
-def test_without_a_rule_the_undecided_line_recomputes_the_collectives(graphs: dict[str, Facts]) -> None:
-    (costly,) = found(f"undecided -> recompute\n{CROSSING}", "tensor_parallel", graphs)
+def test_without_a_rule_the_undecided_line_recomputes_the_collectives() -> None:
+    (costly,) = found(f"undecided -> recompute\n{CROSSING}", "tensor_parallel")
     assert (costly.code, costly.span and costly.span.text) == ("APL705", "undecided -> recompute")
 
 
-def test_the_budget_of_an_offload_is_one_that_computation_hides(graphs: dict[str, Facts]) -> None:
-    (costly,) = found(OFFLOADED, "resnet50", graphs)
+def test_the_budget_of_an_offload_is_one_that_computation_hides() -> None:
+    (costly,) = found(OFFLOADED, "resnet50")
     assert costly.span is not None
     mended = costly.fixes[0].applied(costly.span.source)
     assert mended.endswith("\noffload relu up to 293.2 MiB per rank")
     smaller = mended.replace("293.2 MiB", "100 MiB").replace("relu", "relu or add")
-    assert found(smaller, "resnet50", graphs) == []
-    (again,) = found(mended.replace("293.2 MiB", "2 GiB"), "resnet50", graphs)
+    assert found(smaller, "resnet50") == []
+    (again,) = found(mended.replace("293.2 MiB", "2 GiB"), "resnet50")
     assert again.span is not None
     fixed = again.fixes[0].applied(again.span.source)
     assert fixed.count("per rank") == 1
-    assert found(fixed, "resnet50", graphs) == []
+    assert found(fixed, "resnet50") == []
 
 
-def test_the_values_on_both_sides_of_a_threshold_are_named(graphs: dict[str, Facts]) -> None:
-    (costly,) = found(NEAR, "gpt2", graphs)
+def test_the_values_on_both_sides_of_a_threshold_are_named() -> None:
+    (costly,) = found(NEAR, "gpt2")
     assert costly.details == (
         "12 MiB: 24 values saved, add_4, add_7, and 22 more",
         "12.4 MiB: 12 values recomputed, _scaled_dot_product_cudnn_attention, _scaled_dot_product_cudnn_attention_1, "
@@ -251,21 +249,21 @@ def test_the_values_on_both_sides_of_a_threshold_are_named(graphs: dict[str, Fac
     )
     for fix in costly.fixes:
         assert costly.span is not None
-        assert [each.code for each in found(fix.applied(costly.span.source), "gpt2", graphs)] == []
+        assert [each.code for each in found(fix.applied(costly.span.source), "gpt2")] == []
 
 
-def test_what_is_saved_beside_its_source_is_weighed_by_a_plan_without_it(graphs: dict[str, Facts]) -> None:
+def test_what_is_saved_beside_its_source_is_weighed_by_a_plan_without_it() -> None:
     """What the help says to write frees what it names, for operators whose time is that of the profile; a cast whose
     source is a rule's to save is saved in the place of its source, at twice the bytes."""
     text = f"device h100-sxm\nundecided -> recompute\n{CROSSING}\nsave matmul or _to_copy"
-    costly = next(each for each in found(text, "llama3_8b", graphs) if each.code == "APL709")
+    costly = next(each for each in found(text, "llama3_8b") if each.code == "APL709")
     assert costly.help is not None
     assert costly.span is not None
     plans = []
     for each in (text, costly.fixes[0].applied(costly.span.source)):
         policy = parse_policy(each).policy
         assert policy is not None
-        (planned,), _ = on_graph(policy, {"graph": graphs["llama3_8b"]}, None, one_model=False)
+        (planned,), _ = on_graph(policy, {"graph": graph("llama3_8b")}, None, one_model=False)
         plans.append(planned)
     before, after = (saved_and_recomputed(each) for each in plans)
     assert f"it frees {format_quantity(before.saved_bytes - after.saved_bytes, 'bytes')}" in costly.help
