@@ -8,24 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from itertools import permutations
-from statistics import median_low
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 
 from policylang.graph.blocks import BlockTable, blocks_of
-from policylang.graph.facts import Facts, Flag, Phase
+from policylang.graph.facts import Facts
 from policylang.language.globs import PathGlob
-from policylang.language.syntax import Action
-from policylang.planning.decisions.offloading import resolve_offloads
-from policylang.planning.liveness import SavedForBackward, backward_needs
-from policylang.planning.value_outcome import Decision, Why, offloads
-from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.choices import Choice, Choices
-from policylang.tuning.composition import NO_RULES, Composition, Ints, Mixtures, SegmentProfile
-from policylang.tuning.decision_list import Zone, scripts
+from policylang.tuning.choices import Choices
+from policylang.tuning.composition import Composition, Ints, Mixtures, SegmentProfile
+from policylang.tuning.decision_list import MOST_STATEMENTS, Zone, scripts
 from policylang.tuning.phrases import Option, ValueClasses, Vocabulary
 from policylang.tuning.program import whole_classes
 
@@ -100,26 +94,17 @@ Pattern = tuple[int, ...]
 """A :class:`Option` for each class."""
 
 
-def of_choice(facts: Facts, classes: ValueClasses, choice: Choice) -> Pattern:
-    """The outcome of most values of each class."""
-    roots, of, owners = facts.storage_roots, classes.of, facts.owners
-    saved, repeated = [0] * (len(classes) + 1), [0] * (len(classes) + 1)
-    marked: set[int] = set()
-    for owner in sorted(choice.kept):
-        root = owners[roots[owner]] if facts.ops[roots[owner]] == "call_function" else owner
-        if root not in marked:  # a look at what is kept costs nothing
-            marked.add(root)
-            saved[of[root]] += 1
-    for owner in sorted(choice.recomputed):
-        if owner not in marked:
-            repeated[of[owner]] += 1
-    pattern = []
-    for number in range(len(classes)):
-        if not saved[number] and not repeated[number]:
-            pattern.append(int(Option.EITHER))
-        else:
-            pattern.append(int(Option.SAVE if saved[number] >= repeated[number] else Option.RECOMPUTE))
-    return tuple(pattern)
+def patterns_of(choices: Choices, classes: ValueClasses, count: int, *, moved: Set[int] = frozenset()) -> list[Pattern]:
+    """The best choices of whole classes, as patterns; what is ``moved`` and kept is so on the host."""
+    found = whole_classes(choices, classes.of, count, classes.beside, moved)
+    kept = [Option.OFFLOAD if number in moved else Option.SAVE for number in range(len(classes))]
+    return [
+        tuple(
+            int(kept[n] if n in saved else Option.RECOMPUTE if n in again or n in classes.views else Option.EITHER)
+            for n in range(len(classes))
+        )
+        for saved, again in found
+    ]
 
 
 def of_products(classes: ValueClasses, inside: Vocabulary) -> Pattern:
@@ -144,80 +129,35 @@ def texts_by_hand(blocks: int) -> Iterator[str]:
         yield f"recompute everything\nsave everything where crosses cut per {size}\n"
 
 
-_FEW = 2
-"""So many classes take a line or two to write."""
-_SHARE = 0.7
-"""The share of what computation would hide that is moved, if copies were never delayed."""
+_MOVED = (2, 4)
+"""So many of the largest classes wait on the host in some patterns."""
 _LARGE = 0.1
 """A share of the largest value: two copies may be in flight at once, and that of a small value takes the place of a
 large one's."""
-_OFFLOAD = Decision(Action.OFFLOAD, None, Why.RULE)
-_RECOMPUTE = Decision(Action.RECOMPUTE, None, Why.RULE)
 
 
-def host_patterns(facts: Facts, times: NodeTimes, classes: ValueClasses, choices: Choices) -> Iterator[Pattern]:
-    """The choices of the lower hull where some classes take no memory, which wait on the host: the largest whose copies
-    computation hides, blocks' outputs, and all that are large."""
-    sizes, left = _movable_bytes(facts, classes), _SHARE * _hidden_in_a_block(facts, times, classes)
-    most = max(sizes, default=0)
-    large = sorted((n for n, size in enumerate(sizes) if size > _LARGE * most), key=lambda n: (-sizes[n], n))
-    filled: list[int] = []
-    for number in large:  # as many as there is room for, each taken that still fits
-        if sizes[number] <= left:
-            filled.append(number)
-            left -= sizes[number]
+def host_patterns(classes: ValueClasses, choices: Choices) -> Iterator[Pattern]:
+    """The choices of the lower hull where some classes take no memory, which wait on the host: some of the largest,
+    blocks' outputs, and all that are large."""
+    sizes = Counter[int]()
+    for row, size in zip(choices.rows, choices.sizes, strict=True):
+        if classes.of[row] >= 0 and (classes.all[classes.of[row]].inside or not classes.blocks.names):
+            sizes[classes.of[row]] += size
+    most = max(sizes.values(), default=0)
+    large = [number for number, size in sizes.most_common() if size > _LARGE * most]
     crossing = [number for number in large if number in classes.crossing]
-    for moved in dict.fromkeys(map(frozenset, (filled[:_FEW], filled, crossing, large))):
-        columns = zip(choices.rows, choices.sizes, strict=True)
-        free = evolve(choices, sizes=[0 if classes.of[row] in moved else size for row, size in columns])
-        for each in whole_classes(free, classes.of, 0)[0] if moved else ():
-            pattern = of_choice(facts, classes, each)
-            options = (
-                Option.OFFLOAD if n in moved and option == Option.SAVE else option for n, option in enumerate(pattern)
-            )
-            yield tuple(map(int, options))
-
-
-def _movable_bytes(facts: Facts, classes: ValueClasses) -> list[int]:
-    """By class, the bytes that planning would move of it in a block; 0 outside of blocks where there are any."""
-    decisions: list[Decision | None] = [None] * len(facts)
-    for row in facts.forward:
-        decisions[row] = _RECOMPUTE
-    needs = backward_needs(facts, decisions)
-    asked = sorted({*needs.recomputed, *needs.saved})
-    always = Flag.SYMBOLIC | Flag.SEED
-    moving = tuple(row for row in asked if not facts.flags[facts.owners[row]] & always)
-    for row in moving:
-        decisions[row] = _OFFLOAD
-    resolve_offloads(NO_RULES, facts, decisions, SavedForBackward.of(offloaded=moving))
-    block_of, blocks = classes.blocks.block_of, len(classes.blocks.names)
-    sizes, roots = [0] * (len(classes) + 1), facts.storage_roots
-    for row in moving:
-        if offloads(decisions[row]) and facts.ops[roots[row]] == "call_function" and (block_of[row] >= 0 or not blocks):
-            sizes[classes.of[row]] += facts.bytes[row]
-    return [size // max(blocks, 1) for size in sizes[:-1]]
-
-
-def _hidden_in_a_block(facts: Facts, times: NodeTimes, classes: ValueClasses) -> int:
-    """Bytes that are copied while a block of middling length computes, in the shorter of forward and backward; of a
-    graph without blocks while all of it does."""
-    block_of, blocks = classes.blocks.block_of, len(classes.blocks.names)
-    forward, backward = [0.0] * max(blocks, 1), 0.0
-    for row, phase in enumerate(facts.phases):
-        if phase == Phase.FORWARD and (block_of[row] >= 0 or not blocks):
-            forward[block_of[row] if blocks else 0] += times.seconds[row]
-        elif phase == Phase.BACKWARD:
-            backward += times.seconds[row]
-    return int(min(median_low(forward), backward / max(blocks, 1)) * (times.device.host_bandwidth or 0.0))
+    for moved in dict.fromkeys(map(frozenset, (*(large[:count] for count in _MOVED), crossing, large))):
+        yield from patterns_of(choices, classes, 0, moved=moved) if moved else ()
 
 
 @frozen(eq=False)
 class CandidateTable:
-    """One entry a mixture: the first so many blocks follow one pattern, the others another."""
+    """One entry a mixture: the first so many blocks follow one pattern, the others another, and the last block may save
+    everything, as its backward begins at once."""
 
     rows: Ints
-    """By mixture the numbers of four: the pattern of the first blocks, that of the others, that outside of blocks, and
-    how many first blocks there are."""
+    """By mixture five numbers: the pattern of the first blocks, that of the others, that outside of blocks, how many
+    first blocks there are, and 1 if the last block saves everything."""
     figures: Mixtures
 
 
@@ -227,7 +167,7 @@ _NEAR = 3
 
 def candidate_table(composition: Composition, patterns: Sequence[SegmentProfile], *, mixed: bool) -> CandidateTable:
     """Every pattern in all blocks, with every outcome outside of them. Every two in the first so many and the others:
-    of those whose blocks save their outputs, or with ``mixed`` of all."""
+    of those whose blocks save their outputs, or with ``mixed`` of all. The first pattern saves everything."""
     blocks, classes = composition.count, composition.classes.all
     staged = any(each.stage for each in classes)
     usable = [number for number, each in enumerate(patterns) if mixed or each.saves_outputs]
@@ -235,7 +175,6 @@ def candidate_table(composition: Composition, patterns: Sequence[SegmentProfile]
     for number in usable:
         outside = zip(patterns[number].asked, classes, strict=True)
         beyond.setdefault(tuple(option for option, each in outside if not each.inside), number)
-    by_bytes = sorted(beyond.values(), key=lambda number: (int(patterns[number].saved[-1]), number))
     again = [float(each.recompute.sum()) for each in patterns]
     ordered = sorted(again[number] for number in usable if not patterns[number].offloads)
     rank = [bisect_left(ordered, each) for each in again]
@@ -247,11 +186,16 @@ def candidate_table(composition: Composition, patterns: Sequence[SegmentProfile]
         unlike = moved[one] and moved[other] and moved[one] != moved[other]
         if unlike or (not near and (staged or copies)):
             continue
-        arounds = dict.fromkeys((one, other, by_bytes[0], by_bytes[-1]))
+        arounds = dict.fromkeys((one, other, 0))
         rows += [(one, other, around, number) for number in range(1, blocks) for around in arounds]
-    table = np.array(rows, dtype=np.int64)
-    zone, rest, around, number = table.T
+    every = [(*row, 0) for row in rows]
+    every += [
+        (*row, 1) for row in rows if blocks > 1 and 0 not in row[:2] and (mixed or patterns[row[0]].saves_outputs)
+    ]
+    table = np.array(every, dtype=np.int64)
+    zone, rest, around, number, last = table.T
     chosen = np.where(np.arange(blocks) < number[:, None], zone[:, None], rest[:, None])
+    chosen[last == 1, -1:] = 0
     return CandidateTable(table, composition.mixtures(patterns, chosen, around))
 
 
@@ -277,15 +221,23 @@ class Writer:
 
     def text(self, table: CandidateTable, at: int, blocks: int) -> str | None:
         """The text of a candidate; None where 16 statements do not hold it."""
-        zone, rest, around, number = table.rows[at].tolist()
-        if zone == rest:
-            return self._template(around, rest)
-        ways = [
-            (self._template(around, rest, zone), _blocks_phrase("first", number)),
-            (self._template(around, zone, rest), _blocks_phrase("last", blocks - number)),
-        ]
+        zone, rest, around, number, last = table.rows[at].tolist()
+        ways = (
+            [(self._template(around, rest), "")]
+            if zone == rest
+            else [
+                (self._template(around, rest, zone), _blocks_phrase("first", number)),
+                (self._template(around, zone, rest), _blocks_phrase("last", blocks - number)),
+            ]
+        )
         found = [template.replace(self._MARK, place) for template, place in ways if template is not None]
-        return min(found, key=lambda text: (text.count("\n"), len(text), text), default=None)
+        text = min(found, key=lambda text: (text.count("\n"), len(text), text), default=None)
+        if text is None or not last:
+            return text
+        lines = text.splitlines(keepends=True)
+        at_end = len(lines) - lines[-1].startswith("undecided")
+        lines.insert(at_end, f"{'override ' if self.override else ''}save everything in last block\n")
+        return "".join(lines) if len(lines) <= MOST_STATEMENTS else None
 
     def _template(self, around: int, base: int, *zones: int) -> str | None:
         """The text where the blocks of :attr:`_MARK` follow another pattern than the others."""

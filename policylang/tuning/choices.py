@@ -145,14 +145,6 @@ class Choices:
     """By node: the column that keeps its memory, of a node that allocated some; ``NONE``."""
     runs: Sequence[int] = field(repr=False)
     """By producer: the column that decides to recompute it; ``NONE``."""
-    same_as: Sequence[int] = field(repr=False)
-    """By node: the node with which it is available at no cost, for a view its base. Itself for the others."""
-    read: Sequence[int] = field(repr=False)
-    """The forward nodes that the backward reads."""
-    moved: frozenset[int] = field(repr=False)
-    """Producers that the user's tags move to the host."""
-    fixed: bytes = field(repr=False)
-    """By producer: :data:`STAYS`, :data:`MUST_RUN` or 0."""
 
 
 def choices_of(
@@ -184,16 +176,12 @@ def choices_of(
         clauses=tuple(problem.clauses),
         keeps=problem.keeps,
         runs=problem.runs,
-        same_as=problem.same_as,
-        read=problem.read,
-        moved=moved,
-        fixed=bytes(fixed),
     )
 
 
-def merged(choices: Choices, classes: Sequence[int]) -> tuple[Choices, Sequence[int]]:
-    """The choices of whole classes, and by column that of its class: what becomes of one value becomes of all of its
-    class, as rules say it. ``classes``: by node; ``rows`` has one node of each class."""
+def merged(choices: Choices, classes: Sequence[int]) -> Choices:
+    """The choices of whole classes: what becomes of one value becomes of all of its class, as rules say it.
+    ``classes``: by node; ``rows`` has one node of each class."""
     facts = choices.facts
     pieces: dict[int, int] = {}
     families: dict[tuple[bool, int, int], int] = {}
@@ -221,14 +209,13 @@ def merged(choices: Choices, classes: Sequence[int]) -> tuple[Choices, Sequence[
         column_of.append(at)
     column_of.append(NONE)  # of what is none
     clauses = {(column_of[kept], column_of[runs], column_of[asked]): None for kept, runs, asked in choices.clauses}
-    together = evolve(
+    return evolve(
         choices,
         seconds=list(map(fsum, seconds)),
         sizes=sizes,
         rows=rows,
         clauses=tuple(each for each in clauses if each[2] == NONE or each[2] not in each[:2]),
     )
-    return together, column_of[:-1]
 
 
 class _Problem:
@@ -251,7 +238,6 @@ class _Problem:
         self.runs = array("i", [NONE]) * len(facts)
         self.really = array("i", [NONE]) * len(facts)  # the columns that are priced, where they are others
         self.clauses: dict[Clause, None] = {}
-        self.read: tuple[int, ...] = ()
 
     def find_free(self) -> None:
         """Find values available whatever is decided, and views available with their base: a recomputed view needs only
@@ -297,7 +283,6 @@ class _Problem:
         flat = facts.kind is GraphKind.FLAT
         first_end = array("i", [len(facts)]) * len(facts)  # by node: of the first region that may recompute it
         asked = _read_by_backward(facts)
-        self.read = tuple(dict.fromkeys(source for _, source in asked))
         reads: list[tuple[int, bool]] = []  # of a node as it is read: it has a separate choice whether it may be kept
         for reader, source in asked:
             row = same_as[source]
@@ -340,7 +325,6 @@ class _Problem:
         """A block that runs again runs all that is not saved, whoever reads it, and holds all that is saved."""
         facts, roots, owners = self.facts, self.roots, self.facts.owners
         held = {roots[row] for row in checkpoints.read.union(*checkpoints.given)}
-        asked: list[int] = []
         for row in facts.forward:
             at, root, owner, flags = checkpoints.of[row], roots[row], owners[row], facts.flags[row]
             if at == OUTSIDE or row >= checkpoints.reach[at]:
@@ -353,12 +337,10 @@ class _Problem:
             is_free = is_view or not (self.times[owner] or facts.bytes[row])
             if is_tuple or is_foreign or is_free or root in held or facts.ops[root] != "call_function":
                 continue
-            asked.append(row)
             keep = self._keep(root)
             if self.fixed[owner] != STAYS:
                 self._run(owner, apart=False)
             self.clauses[keep, NONE if self.fixed[owner] == STAYS else self.runs[owner], NONE] = None
-        self.read = tuple(asked)
 
     def _clause(self, source: int, asked_by: int, really: bool, apart: bytearray) -> None:
         row = self.same_as[source]
@@ -394,65 +376,3 @@ class _Problem:
         self.sizes.append(size)
         self.rows.append(row)
         return len(self.rows) - 1
-
-
-@frozen(eq=False)
-class Choice:
-    """One choice, and what planning makes of it."""
-
-    saved: int
-    """Bytes kept on the device for the backward, as planning counts them."""
-    seconds: float
-    """Seconds of recomputation."""
-    kept: frozenset[int] = field(repr=False)
-    """Producers whose value is saved."""
-    recomputed: frozenset[int] = field(repr=False)
-    """Producers that are recomputed, views of recomputed values among them."""
-
-
-def chosen(choices: Choices, columns: Sequence[int]) -> Choice:
-    """The choice of these columns: the walk of :func:`policylang.planning.liveness.backward_needs`."""
-    facts = choices.facts
-    decided = _recomputed_by(choices, columns)
-    needed = bytearray(len(facts))
-    for row in choices.read:
-        needed[row] = 1
-    kept: set[int] = set()
-    again: set[int] = set()
-    forward, flags, owners, inputs = facts.forward_mask, facts.flags, facts.owners, facts.inputs
-    for row in reversed(facts.forward):
-        if not needed[row] or flags[row] & Flag.SYMBOLIC:
-            continue
-        owner = owners[row]
-        if decided[owner]:
-            again.add(owner)
-            for source in inputs[row]:
-                needed[source] |= forward[source]
-        elif owner not in choices.moved:
-            kept.add(owner)
-    return Choice(
-        saved=sum(choices.sizes[column] for column in columns),
-        seconds=fsum(choices.seconds[column] for column in columns),
-        kept=frozenset(kept),
-        recomputed=frozenset(again),
-    )
-
-
-def _recomputed_by(choices: Choices, columns: Sequence[int]) -> bytearray:
-    """By producer, 1 if the decision is *recompute*; for a view, if its base is not kept."""
-    facts, keeps, runs = choices.facts, choices.keeps, choices.runs
-    roots = facts.storage_roots
-    chosen = bytearray(len(choices.rows))
-    for column in columns:
-        chosen[column] = 1
-    decided = bytearray(len(facts))
-    for row in facts.forward:
-        owner, fixed = facts.owners[row], choices.fixed[facts.owners[row]]
-        if fixed:
-            decided[owner] = fixed == MUST_RUN
-        elif choices.same_as[row] != row:
-            keep = keeps[roots[row]]
-            decided[owner] |= keep == NONE or not chosen[keep]
-        elif runs[owner] != NONE:
-            decided[owner] |= chosen[runs[owner]]
-    return decided

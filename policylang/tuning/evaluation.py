@@ -7,7 +7,7 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, mask_of
+from policylang.graph.facts import Facts, Schedule, mask_of
 from policylang.language.cancellation import collector_paused
 from policylang.language.diagnostics import Diagnostic, Severity, Source
 from policylang.language.layout import format_source
@@ -245,10 +245,6 @@ def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) 
     """Simulate a plan; ``times`` are of the graph that it leaves."""
     peak = peak_of(simulate(made.facts, made.schedule), made.facts)
     took = step_time(made.facts, made.schedule, times)
-    copies = 0.0
-    if made.policy.offloads:  # seconds that the step waits longer than one in which copies take no time
-        at_once = evolve(times, device=evolve(times.device, host_bandwidth=None))
-        copies = max(took.exposed - step_time(made.facts, made.schedule, at_once).exposed, 0.0)
     return Candidate(
         rules=rules,
         peak=peak.bytes,
@@ -258,8 +254,15 @@ def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) 
         recompute=took.recomputed,
         exposed=took.exposed,
         step=took.step,
-        copies=copies,
+        copies=copies_of(made.facts, made.schedule, times) if made.policy.offloads else 0.0,
     )
+
+
+def copies_of(facts: Facts, schedule: Schedule, times: NodeTimes) -> float:
+    """Seconds that a step waits longer than one in which copies take no time."""
+    at_once = evolve(times, device=evolve(times.device, host_bandwidth=None))
+    waits, others = (step_time(facts, schedule, each).exposed for each in (times, at_once))
+    return max(waits - others, 0.0)
 
 
 def _idle_line(text: str, made: Plan, needs: SavedForBackward) -> int | None:

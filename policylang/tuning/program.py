@@ -7,13 +7,15 @@ linear program solves in whole numbers: so branch and bound ends after few branc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from math import inf
 from typing import Any
 
+from attrs import evolve
+
 from policylang.errors import PolicyError
 from policylang.language.diagnostics import diagnose
-from policylang.tuning.choices import NONE, Choice, Choices, chosen, merged
+from policylang.tuning.choices import NONE, Choices, merged
 
 _OPTIONS: dict[str, Any] = {
     "output_flag": False,
@@ -148,13 +150,19 @@ def bound_of(choices: Choices, limit: float) -> float:
 
 
 def whole_classes(
-    choices: Choices, classes: Sequence[int], count: int, beside: Sequence[tuple[int, int]] = ()
-) -> tuple[list[Choice], list[Choice]]:
-    """The choices of whole classes, which rules can say: those of the lower hull, and the best in so many numbers of
-    bytes between the fewest and the most. Of classes ``beside`` each other, one rule says both that are alike."""
-    together, column_of = merged(choices, classes)
+    choices: Choices,
+    classes: Sequence[int],
+    count: int,
+    beside: Sequence[tuple[int, int]] = (),
+    free: Set[int] = frozenset(),
+) -> list[tuple[Set[int], Set[int]]]:
+    """The choices of whole classes, which rules can say: those of the lower hull, then the best in so many numbers of
+    bytes between the fewest and the most. Each is two sets of classes, those kept and those recomputed; the backward
+    asks for no others. Of classes ``beside`` each other, one rule says both that are alike; those that are ``free``
+    take no memory if they are kept."""
+    together = merged(choices, classes)
     if not together.rows:
-        return [chosen(choices, ())], []
+        return [(frozenset(), frozenset())]
     columns_of: dict[int, tuple[list[int], list[int]]] = {}
     for column, (row, size) in enumerate(zip(together.rows, together.sizes, strict=True)):
         columns_of.setdefault(classes[row], ([], []))[not size].append(column)
@@ -166,14 +174,15 @@ def whole_classes(
         for kept in columns_of.get(one, nothing)[0]
         for runs in columns_of.get(other, nothing)[1]
     ]
-    program = Program(together, unlike)
+    sizes = [0 if classes[row] in free else size for row, size in zip(together.rows, together.sizes, strict=True)]
+    program = Program(evolve(together, sizes=sizes), unlike)
     hull = program.vertices()
-    low, high = (sum(together.sizes[column] for column in each) for each in (hull[0], hull[-1]))
+    low, high = (sum(sizes[column] for column in each) for each in (hull[0], hull[-1]))
     between = (program.within(low + (high - low) * step / (count + 1)) for step in range(1, count + 1))
-
-    def choice(columns: Sequence[int]) -> Choice:
-        on = set(columns)
-        return chosen(choices, [column for column, at in enumerate(column_of) if at in on])
-
-    others = dict.fromkeys(each for each in between if each is not None and each not in hull)
-    return list(map(choice, hull)), list(map(choice, others))
+    found = dict.fromkeys((*hull, *(each for each in between if each is not None)))
+    return [
+        tuple(
+            {classes[together.rows[at]] for at in columns if bool(together.sizes[at]) is kept} for kept in (True, False)
+        )
+        for columns in found
+    ]

@@ -25,8 +25,8 @@ from policylang.tuning.candidates import (
     Writer,
     candidate_table,
     host_patterns,
-    of_choice,
     of_products,
+    patterns_of,
     stacks,
     texts_by_hand,
 )
@@ -34,7 +34,7 @@ from policylang.tuning.choices import Choices, choices_of
 from policylang.tuning.composition import Composition, SegmentProfile
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned
 from policylang.tuning.phrases import Option, Vocabulary, value_classes
-from policylang.tuning.program import bound_of, whole_classes
+from policylang.tuning.program import bound_of
 
 Progress = Callable[[str], None]
 Detail = Literal["all", "rules", "figures"]
@@ -145,12 +145,11 @@ class Tuner:
         self._say("solving for the candidates")
         count = max(min(_PROGRAMS, _NODES // max(len(self.facts), 1)), _LEAST_PROGRAMS)
         choices = self.choices(crossing if by_peak else ())
-        hull, between = whole_classes(choices, classes.of, count, classes.beside)
+        best = patterns_of(choices, classes, count)
         if by_peak:  # of blocks that need not save their outputs, in all of them alone
-            between += whole_classes(self.choices(()), classes.of, 0, classes.beside)[0]
-        found = [tuple(int(Option.SAVE) for _ in classes.all)]
+            best += patterns_of(self.choices(()), classes, 0)
+        found = [tuple(int(Option.SAVE) for _ in classes.all), *best]
         found += [of_products(classes, self.inside)] if by_peak else []
-        found += [composition.with_cheap_saved(of_choice(self.facts, classes, each)) for each in (*hull, *between)]
         if self.capabilities.block_by_block:
             saved = int(Option.SAVE)
             found = [
@@ -163,7 +162,7 @@ class Tuner:
             for pattern in found:
                 profile = composition.profile(pattern, with_peak=by_peak)
                 simulated.setdefault(profile.asked, profile)
-            for pattern in host_patterns(self.facts, self.times, classes, choices) if self.offload else ():
+            for pattern in host_patterns(classes, choices) if self.offload else ():
                 profile = composition.profile(pattern, with_peak=by_peak)
                 if profile.offloads:
                     simulated.setdefault(profile.asked, profile)
@@ -336,7 +335,7 @@ class Tuner:
         text = chosen.writer.text(chosen.table, at, self.blocks)
         made = None if text is None else self.evaluation.of(text)
         least = chosen.seconds[at] - _SAME * self.forward
-        return None if made is None or made.price < least else made
+        return None if made is None or (made.price < least and not made.offloaded) else made
 
 
 def undominated(found: Iterable[Candidate], memory: Callable[[Candidate], int]) -> list[Candidate]:

@@ -149,7 +149,7 @@ def test_what_is_composed_of_blocks_that_copy_is_what_is_simulated() -> None:
             seen += 1
             assert -chosen.slack <= found.peak - int(made.figures.peak[at]) <= chosen.slack
             assert made.figures.recompute[at] == pytest.approx(found.recompute)
-            assert abs(made.figures.copies[at] - found.copies) <= chosen.slack / MIDDLING
+            assert made.figures.copies[at] <= found.copies + chosen.slack / MIDDLING, "never much more than it waits"
     assert seen > 10
 
 
