@@ -1,13 +1,14 @@
 """How near is a tuned policy to the least that can be had, and does anything that people use beat it?
 
-On recorded joint graphs of Llama-3 8B and on joint graphs of three Hugging Face models at full size (without weights),
-on one device profile: the integer program's bound, tuned policies at many budgets, the policies that come along,
-policies as people write them, and PyTorch's ``activation_memory_budget``. All are points of simulated peak and seconds
-of second runs, by the same simulator and the same times of nodes (``benchmarks/tuning_peers.py`` says how). Then the
-seconds that tuning takes, and how they grow with the nodes.
+On recorded joint graphs of Llama-3 8B, on snapshots of whole steps and on joint graphs of Hugging Face models at full
+size (without weights), on one device profile: the integer program's bound, tuned policies at many budgets, the policies
+that come along, policies as people write them, and PyTorch's ``activation_memory_budget``. All are points of simulated
+peak and seconds of second runs, by the same simulator and the same times of nodes (``benchmarks/tuning_peers.py`` says
+how). Then the seconds that tuning takes, and how they grow with the nodes.
 
     python -m benchmarks.tune --recorded tests/data/llama3_8b_one_device_joint.json.gz \\
         --json benchmarks/results/tune.json --picture docs/tuned_policies.svg
+    python -m benchmarks.tune --snapshots docs/graphs/resnet50.graph --models swin bamba --budgets 12 --json …
     python -m benchmarks.tune --layers 8 18 36 --synthetic 2000 10000 20000 40000 --json …    # the growth
     python -m benchmarks.tune --models tiny --budgets 8          # seconds
 
@@ -31,14 +32,14 @@ from torch import fx
 
 from benchmarks.common import growth_exponent, table, write_results
 from benchmarks.graphs import llama_joint, synthetic_joint
-from benchmarks.tuning_graphs import MODELS, Subject, recorded
+from benchmarks.tuning_graphs import MODELS, Subject, recorded, snapshot
 from benchmarks.tuning_peers import SOLVERS, Point, bundled, by_hand, by_torch, untagged
 from benchmarks.tuning_picture import picture
 from policylang.api.load import load_device
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
-from policylang.planning.capabilities import JOINT
+from policylang.planning.capabilities import capabilities_for
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.evaluation import Budget, Candidate, Infeasible
 from policylang.tuning.tuner import Tuner
@@ -71,7 +72,7 @@ def measure(
     facts = subject.facts()
     times = node_times(facts, device)
     taken = seconds_to_tune(facts, times)
-    tuner = Tuner(facts, times, JOINT)
+    tuner = Tuner(facts, times, capabilities_for(facts.kind, None))
     forward = tuner.forward
     save_all = next(iter(by_saving(tuner)))
     say(f"{subject.name}: {len(facts)} nodes, tuned in {taken:.1f} s")
@@ -84,10 +85,11 @@ def measure(
     others = [*bundled(facts, times), *by_hand(facts, times, numbers or few_of(tuner.blocks))]
     say(f"{len(others)} policies of others")
     arguments = subject.arguments
-    shares = spread(0.0, 1.0, count if of_torch is None else of_torch)
-    started = time.perf_counter()
-    others += by_torch(subject.gm, subject.inputs, facts, times, shares, solvers, say, **arguments)
-    say(f"PyTorch's budgets took {time.perf_counter() - started:.0f} s")
+    shares = spread(0.0, 1.0, count if of_torch is None else of_torch) if subject.gm is not None else []
+    if subject.gm is not None:
+        started = time.perf_counter()
+        others += by_torch(subject.gm, subject.inputs, facts, times, shares, solvers, say, **arguments)
+        say(f"PyTorch's budgets took {time.perf_counter() - started:.0f} s")
     held = at_their_peaks(tuner, others)
     return {
         "graph": subject.name,
@@ -216,10 +218,11 @@ def few_of(blocks: int) -> list[int]:
 
 def seconds_to_tune(facts: Facts, times: NodeTimes) -> float:
     """Of one budget in the middle, by processor time: from facts and times to the policy's text."""
-    save_all = Tuner(facts, times, JOINT).save_all
+    path = capabilities_for(facts.kind, None)
+    save_all = Tuner(facts, times, path).save_all
     limit = 0.6 * save_all.peak if save_all is not None else inf
     start = time.process_time()
-    Tuner(facts, times, JOINT).tuned(Budget("peak", limit))
+    Tuner(facts, times, path).tuned(Budget("peak", limit))
     return time.process_time() - start
 
 
@@ -295,6 +298,7 @@ def written(path: Path | None) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recorded", type=Path, nargs="*", default=[], help="recorded joint graphs")
+    parser.add_argument("--snapshots", type=Path, nargs="*", default=[], help="of steps, without PyTorch's budgets")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=[])
     parser.add_argument("--profile", default=DEVICE, metavar="NAME|FILE", help="the device profile")
     parser.add_argument("--budgets", type=int, default=50)
@@ -310,6 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = load_device(options.profile)
     results = written(options.json)
     subjects: list[Callable[[], Subject]] = [lambda path=path: recorded(path) for path in options.recorded]
+    subjects += [lambda path=path: snapshot(path) for path in options.snapshots]
     subjects += [lambda name=name: Subject.of(name, MODELS[name]()) for name in options.models]
     for make in subjects:
         result = measure(make(), device, options.budgets, options.solvers, print, options.torch_budgets, options.blocks)

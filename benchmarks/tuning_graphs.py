@@ -1,4 +1,4 @@
-"""The joint graphs on which tuned policies are measured: recorded ones, and Hugging Face models without weights."""
+"""The graphs on which policies are tuned: recorded ones, snapshots, and Hugging Face models without weights."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from torch._subclasses import FakeTensorMode
 
 from benchmarks.graphs import JointGraph, joint_of, llama_joint
 from benchmarks.tuning_peers import untagged
+from policylang.api.planned_graphs import read_any
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Group
 
 
 @frozen(eq=False)
 class Subject:
-    """A joint graph with what PyTorch's partitioner wants to know of it."""
+    """A graph, with what PyTorch's partitioner wants to know of a joint one; of a snapshot the facts alone."""
 
     name: str
-    gm: fx.GraphModule
+    gm: fx.GraphModule | None
     inputs: Sequence[Any]
     arguments: dict[str, Any]
     groups: dict[str, Group]
+    known: Facts | None = None
 
     @classmethod
     def of(cls, name: str, joint: JointGraph) -> Subject:
@@ -34,6 +36,9 @@ class Subject:
         return cls(name, untagged(joint.module), joint.inputs, arguments, {})
 
     def facts(self) -> Facts:
+        if self.gm is None:
+            assert self.known is not None
+            return self.known
         return collect(self.gm, groups=self.groups) if self.groups else collect(self.gm)
 
 
@@ -47,6 +52,11 @@ def recorded(path: Path) -> Subject:
     parameters = [at for at, node in enumerate(inputs) if "Param" in str(node.meta.get("desc"))]
     arguments = {"num_fwd_outputs": 1, "static_lifetime_input_indices": parameters}
     return Subject(path.name.split(".")[0], gm, [node.meta.get("val") for node in inputs], arguments, groups)
+
+
+def snapshot(path: Path) -> Subject:
+    """A graph of which there is a snapshot: PyTorch's partitioner cannot be asked."""
+    return Subject(path.stem, None, (), {}, {}, read_any(path))
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -97,6 +107,39 @@ def qwen3() -> JointGraph:
     return _causal(lambda: Qwen3ForCausalLM._from_config(config), 2, 4096)
 
 
+def bamba() -> JointGraph:
+    """A hybrid of state spaces and attention, as Bamba stacks them, bfloat16, two sequences: eight blocks."""
+    from transformers import BambaConfig, BambaForCausalLM
+
+    config = BambaConfig(
+        vocab_size=32000,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        attn_layer_indices=[3, 7],
+        mamba_n_heads=32,
+        mamba_d_head=64,
+        mamba_d_state=64,
+        mamba_chunk_size=256,
+        use_cache=False,
+        attn_implementation="sdpa",
+        dtype=torch.bfloat16,
+    )
+    return _causal(lambda: BambaForCausalLM._from_config(config), 2, 1024)
+
+
+def swin() -> JointGraph:
+    """Swin-T, float32, 32 images."""
+    from transformers import SwinConfig, SwinForImageClassification
+
+    with FakeTensorMode():
+        model = SwinForImageClassification(SwinConfig()).train()
+        images = torch.zeros(32, 3, 224, 224)
+        return joint_of(lambda: model(pixel_values=images).logits.square().mean())
+
+
 def _causal(make: Callable[[], Any], batch: int, length: int) -> JointGraph:
     """A language model and its loss on fake tensors: nothing of it needs memory."""
     with FakeTensorMode():
@@ -114,5 +157,7 @@ MODELS: dict[str, Callable[[], JointGraph]] = {
     "llama 1B": llama,
     "gpt2 medium": gpt2,
     "qwen3 0.6B": qwen3,
+    "bamba": bamba,
+    "swin": swin,
     "tiny": lambda: llama_joint(2),
 }

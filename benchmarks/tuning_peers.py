@@ -24,7 +24,7 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Schedule
 from policylang.language.diagnostics import is_error
 from policylang.language.syntax import Action
-from policylang.planning.capabilities import JOINT
+from policylang.planning.capabilities import capabilities_for
 from policylang.planning.liveness import SavedForBackward, backward_needs, saved_and_recomputed, with_cost
 from policylang.planning.planner import plan
 from policylang.planning.schedule import build_schedule
@@ -75,7 +75,7 @@ def point(family: str, name: str, facts: Facts, times: NodeTimes, schedule: Sche
 def of_policy(family: str, name: str, text: str, facts: Facts, times: NodeTimes) -> Point | None:
     """None where the policy has an error on this graph, or leaves values to PyTorch's partitioner."""
     try:
-        made = plan(policylang.parse(text), facts, JOINT)
+        made = plan(policylang.parse(text), facts, capabilities_for(facts.kind, None))
     except policylang.PolicyError:
         return None
     if any(map(is_error, made.diagnostics)):

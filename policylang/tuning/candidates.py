@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterator, Sequence, Set
 from itertools import permutations
 
 import numpy as np
-from attrs import frozen
 
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts
 from policylang.language.globs import PathGlob
 from policylang.tuning.choices import Choices
-from policylang.tuning.composition import Composition, Ints, Mixtures, SegmentProfile
+from policylang.tuning.composition import Composition, Ints, SegmentProfile
 from policylang.tuning.decision_list import MOST_STATEMENTS, Zone, scripts
+from policylang.tuning.evaluation import Besides
 from policylang.tuning.phrases import Option, ValueClasses, Vocabulary
 from policylang.tuning.program import whole_classes
 
@@ -150,87 +150,94 @@ def host_patterns(classes: ValueClasses, choices: Choices) -> Iterator[Pattern]:
         yield from patterns_of(choices, classes, 0, moved=moved) if moved else ()
 
 
-@frozen(eq=False)
-class CandidateTable:
-    """One entry a mixture: the first so many blocks follow one pattern, the others another, and the last block may save
-    everything, as its backward begins at once."""
-
-    rows: Ints
-    """By mixture five numbers: the pattern of the first blocks, that of the others, that outside of blocks, how many
-    first blocks there are, and 1 if the last block saves everything."""
-    figures: Mixtures
-
-
 _NEAR = 3
 """Patterns that tell stages apart, or that copy, are mixed with so many on either side by bytes."""
+_MARK = "in first 0 blocks"
 
 
-def candidate_table(composition: Composition, patterns: Sequence[SegmentProfile], *, mixed: bool) -> CandidateTable:
-    """Every pattern in all blocks, with every outcome outside of them. Every two in the first so many and the others:
-    of those whose blocks save their outputs, or with ``mixed`` of all. The first pattern saves everything."""
-    blocks, classes = composition.count, composition.classes.all
-    staged = any(each.stage for each in classes)
-    usable = [number for number, each in enumerate(patterns) if mixed or each.saves_outputs]
-    beyond: dict[tuple[int, ...], int] = {}
-    for number in usable:
-        outside = zip(patterns[number].asked, classes, strict=True)
-        beyond.setdefault(tuple(option for option, each in outside if not each.inside), number)
-    again = [float(each.recompute.sum()) for each in patterns]
-    ordered = sorted(again[number] for number in usable if not patterns[number].offloads)
-    rank = [bisect_left(ordered, each) for each in again]
-    moved = [{at for at, option in enumerate(each.asked) if option == Option.OFFLOAD} for each in patterns]
-    rows = [(one, one, one, blocks) for one in range(len(patterns))]
-    rows += [(one, one, around, blocks) for one in usable for around in beyond.values() if around != one]
-    for one, other in permutations(usable if blocks > 1 else (), 2):
-        near, copies = abs(rank[one] - rank[other]) <= _NEAR, patterns[one].offloads or patterns[other].offloads
-        unlike = moved[one] and moved[other] and moved[one] != moved[other]
-        if unlike or (not near and (staged or copies)):
-            continue
-        arounds = dict.fromkeys((one, other, 0))
-        rows += [(one, other, around, number) for number in range(1, blocks) for around in arounds]
-    every = [(*row, 0) for row in rows]
-    every += [
-        (*row, 1) for row in rows if blocks > 1 and 0 not in row[:2] and (mixed or patterns[row[0]].saves_outputs)
-    ]
-    table = np.array(every, dtype=np.int64)
-    zone, rest, around, number, last = table.T
-    chosen = np.where(np.arange(blocks) < number[:, None], zone[:, None], rest[:, None])
-    chosen[last == 1, -1:] = 0
-    return CandidateTable(table, composition.mixtures(patterns, chosen, around))
+class Candidates:
+    """The candidates for one kind of memory, with their composed figures and their texts.
 
-
-def _blocks_phrase(end: str, number: int) -> str:
-    """``in first 3 blocks``."""
-    return f"in {end} block" if number == 1 else f"in {end} {number} blocks"
-
-
-class Writer:
-    """Writes candidates as policies. What distinguishes two patterns is computed once for any number of blocks."""
-
-    _MARK = "in first 0 blocks"
+    In a mixture the first so many blocks follow one pattern and the others another; the last block may save everything,
+    as its backward begins at once. What distinguishes two patterns is written once for any number of blocks.
+    """
 
     def __init__(
-        self, patterns: Sequence[Pattern], inside: Vocabulary, outside: Vocabulary, *, head: str, override: bool
+        self,
+        composition: Composition,
+        profiles: Sequence[SegmentProfile],
+        inside: Vocabulary,
+        outside: Vocabulary,
+        besides: Besides,
+        *,
+        by_peak: bool,
+        head: str,
+        override: bool,
     ) -> None:
-        self.patterns = patterns
-        self.head = head
-        self.inside = inside
-        self.outside = outside
-        self.override = override
+        """``profiles``: of the patterns, the first of that which saves everything. ``by_peak``: the peak counts, of
+        mixtures of patterns whose blocks save their outputs; else the bytes saved, of any."""
+        self.inside, self.outside, self.head, self.override = inside, outside, head, override
+        self.blocks = composition.count
+        self.patterns = tuple(each.asked for each in profiles)
+        self.rows = self._mixtures(composition, profiles, by_peak)
+        """By mixture five numbers: the pattern of the first blocks, that of the others, that outside of blocks, how
+        many first blocks there are, and 1 if the last block saves everything."""
+        zone, rest, around, number, last = self.rows.T
+        chosen = np.where(np.arange(self.blocks) < number[:, None], zone[:, None], rest[:, None])
+        chosen[last == 1, -1:] = 0
+        self.figures = composition.mixtures(profiles, chosen, around)
+        memory = self.figures.peak if by_peak else self.figures.saved
+        self.memory = [besides.on(each) for each in memory.tolist()] if by_peak else memory.tolist()
+        self.seconds = self.figures.price.tolist()
+        self.by_time = np.lexsort((memory, self.figures.price)).tolist()
+        self.by_memory = np.lexsort((self.figures.price, memory)).tolist()
+        moved = {
+            number for pattern in self.patterns for number, option in enumerate(pattern) if option == Option.OFFLOAD
+        }
+        sizes = (composition.facts.bytes[row] for each in moved for row in composition.classes.rows[each])
+        self.slack = 2 * max(sizes, default=0)
+        """Bytes by which what is composed may be too little: of two of the largest value that is copied, as two copies
+        may be in flight, where blocks that copy border on others. The least that is found may be so much above the
+        least that there is."""
         self._known: dict[tuple[int, ...], str | None] = {}
 
-    def text(self, table: CandidateTable, at: int, blocks: int) -> str | None:
+    def _mixtures(self, composition: Composition, profiles: Sequence[SegmentProfile], by_peak: bool) -> Ints:
+        """Every pattern in all blocks, with every outcome outside of them; every two in the first so many blocks and
+        the others."""
+        blocks, classes = self.blocks, composition.classes.all
+        staged = any(each.stage for each in classes)
+        usable = [number for number, each in enumerate(profiles) if each.saves_outputs or not by_peak]
+        beyond: dict[tuple[int, ...], int] = {}
+        for number in usable:
+            outside = zip(self.patterns[number], classes, strict=True)
+            beyond.setdefault(tuple(option for option, each in outside if not each.inside), number)
+        again = [float(each.recompute.sum()) for each in profiles]
+        ordered = sorted(again[number] for number in usable if not profiles[number].offloads)
+        rank = [bisect_left(ordered, each) for each in again]
+        moved = [{at for at, option in enumerate(each) if option == Option.OFFLOAD} for each in self.patterns]
+        rows = [(one, one, one, blocks, 0) for one in range(len(profiles))]
+        rows += [(one, one, around, blocks, 0) for one in usable for around in beyond.values() if around != one]
+        for one, other in permutations(usable if blocks > 1 else (), 2):
+            unlike = moved[one] and moved[other] and moved[one] != moved[other]
+            far = abs(rank[one] - rank[other]) > _NEAR
+            if unlike or (far and (staged or moved[one] or moved[other])):
+                continue
+            arounds = dict.fromkeys((one, other, 0))
+            rows += [(one, other, around, number, 0) for number in range(1, blocks) for around in arounds]
+        fit = set(usable)
+        rows += [(*row[:4], 1) for row in rows if blocks > 1 and row[0] and row[1] and row[0] in fit]
+        return np.array(rows, dtype=np.int64)
+
+    def text(self, at: int) -> str | None:
         """The text of a candidate; None where 16 statements do not hold it."""
-        zone, rest, around, number, last = table.rows[at].tolist()
-        ways = (
-            [(self._template(around, rest), "")]
-            if zone == rest
-            else [
+        zone, rest, around, number, last = self.rows[at].tolist()
+        ways = [(self._template(around, rest), "")]
+        if zone != rest:
+            ways = [
                 (self._template(around, rest, zone), _blocks_phrase("first", number)),
-                (self._template(around, zone, rest), _blocks_phrase("last", blocks - number)),
+                (self._template(around, zone, rest), _blocks_phrase("last", self.blocks - number)),
             ]
-        )
-        found = [template.replace(self._MARK, place) for template, place in ways if template is not None]
+        found = [template.replace(_MARK, place) for template, place in ways if template is not None]
         text = min(found, key=lambda text: (text.count("\n"), len(text), text), default=None)
         if text is None or not last:
             return text
@@ -240,15 +247,20 @@ class Writer:
         return "".join(lines) if len(lines) <= MOST_STATEMENTS else None
 
     def _template(self, around: int, base: int, *zones: int) -> str | None:
-        """The text where the blocks of :attr:`_MARK` follow another pattern than the others."""
+        """The text where the blocks of :data:`_MARK` follow another pattern than the others."""
         key = around, base, *zones
         if key not in self._known:
             self._known[key] = None
             # the whole has the lines of its part, and more
             if not zones or self._template(around, base) is not None:
                 pattern, beyond = self.patterns[base], self.patterns[around]
-                zone = [Zone(self._MARK, self.patterns[each]) for each in zones]
-                made = scripts(self.inside, self.outside, pattern, zone, beyond, undecided=not self.override)
+                apart = [Zone(_MARK, self.patterns[each]) for each in zones]
+                made = scripts(self.inside, self.outside, pattern, apart, beyond, undecided=not self.override)
                 texts = (script.text(self.head, override=self.override) for script in made)
                 self._known[key] = next((text for text in texts if text is not None), None)
         return self._known[key]
+
+
+def _blocks_phrase(end: str, number: int) -> str:
+    """``in first 3 blocks``."""
+    return f"in {end} block" if number == 1 else f"in {end} {number} blocks"

@@ -180,9 +180,8 @@ def whole_classes(
     low, high = (sum(sizes[column] for column in each) for each in (hull[0], hull[-1]))
     between = (program.within(low + (high - low) * step / (count + 1)) for step in range(1, count + 1))
     found = dict.fromkeys((*hull, *(each for each in between if each is not None)))
+    at, is_kept = [classes[row] for row in together.rows], list(map(bool, together.sizes))
     return [
-        tuple(
-            {classes[together.rows[at]] for at in columns if bool(together.sizes[at]) is kept} for kept in (True, False)
-        )
+        ({at[each] for each in columns if is_kept[each]}, {at[each] for each in columns if not is_kept[each]})
         for columns in found
     ]

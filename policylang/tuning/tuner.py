@@ -12,18 +12,13 @@ from itertools import islice
 from math import inf
 from typing import Literal
 
-import numpy as np
-from attrs import frozen
-
 from policylang.graph.facts import Facts
 from policylang.language.cancellation import collector_paused
 from policylang.planning.capabilities import Capabilities
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.candidates import (
-    CandidateTable,
+    Candidates,
     Pattern,
-    Writer,
-    candidate_table,
     host_patterns,
     of_products,
     patterns_of,
@@ -54,23 +49,6 @@ _MAY_BE_IDLE = 0.01
 """The share of the peak above which no line is tried: much of what it decides may be needed by nobody."""
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
-
-
-@frozen(eq=False)
-class _Set:
-    """The candidates for one kind of memory."""
-
-    table: CandidateTable
-    writer: Writer
-    order: Sequence[int]
-    """By time, of those that take as long by memory."""
-    by_memory: Sequence[int]
-    """By memory, of those that take as much by time."""
-    seconds: Sequence[float]
-    slack: int
-    """Bytes by which what is composed may be too little: of two of the largest value that is copied, as two copies may
-    be in flight, where blocks that copy border on others. The least that is found may be so much above the least that
-    there is."""
 
 
 class Tuner:
@@ -106,8 +84,7 @@ class Tuner:
         self.blocks = self.composition.count
         saved = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
         self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
-        self._sets: dict[bool, _Set] = {}
-        self._memory: dict[str, list[int]] = {}
+        self._candidates: dict[bool, Candidates] = {}
         self._choices: dict[tuple[int, ...], Choices] = {}
 
     def bound(self, saved: int) -> float:
@@ -130,16 +107,16 @@ class Tuner:
     @property
     def patterns(self) -> Sequence[Pattern]:
         """What blocks may follow for a peak."""
-        return self._set(Budget("peak", inf)).writer.patterns
+        return self.candidates(Budget("peak", inf)).patterns
 
-    def _set(self, budget: Budget) -> _Set:
-        """The candidates. For a peak, blocks save their outputs; for bytes saved they need not."""
+    def candidates(self, budget: Budget) -> Candidates:
+        """Those for a budget's memory. For a peak, blocks save their outputs; for bytes saved they need not."""
         by_peak = budget.figure != "saved"
-        if by_peak not in self._sets:
-            self._sets[by_peak] = self._made_set(by_peak=by_peak)
-        return self._sets[by_peak]
+        if by_peak not in self._candidates:
+            self._candidates[by_peak] = self._made(by_peak=by_peak)
+        return self._candidates[by_peak]
 
-    def _made_set(self, *, by_peak: bool) -> _Set:
+    def _made(self, *, by_peak: bool) -> Candidates:
         classes, composition = self.classes, self.composition
         crossing = [row for number in sorted(classes.crossing) for row in classes.rows[number]]
         self._say("solving for the candidates")
@@ -166,14 +143,10 @@ class Tuner:
                 profile = composition.profile(pattern, with_peak=by_peak)
                 if profile.offloads:
                     simulated.setdefault(profile.asked, profile)
-        made = candidate_table(composition, tuple(simulated.values()), mixed=not by_peak)
-        writer = Writer(tuple(simulated), self.inside, self.outside, head=self.head, override=self.override)
-        memory = made.figures.peak if by_peak else made.figures.saved
-        seconds = made.figures.price
-        order, by_memory = np.lexsort((memory, seconds)), np.lexsort((seconds, memory))
-        moved = {number for pattern in simulated for number, option in enumerate(pattern) if option == Option.OFFLOAD}
-        slack = 2 * max((self.facts.bytes[row] for each in moved for row in classes.rows[each]), default=0)
-        return _Set(made, writer, order.tolist(), by_memory.tolist(), seconds.tolist(), slack)
+        profiles, words = tuple(simulated.values()), (self.inside, self.outside)
+        return Candidates(
+            composition, profiles, *words, self.besides, by_peak=by_peak, head=self.head, override=self.override
+        )
 
     @property
     def _others(self) -> tuple[Candidate, ...]:
@@ -193,7 +166,7 @@ class Tuner:
         """
         self.evaluation.afresh()
         if table or budget.limit == inf:  # plan candidates over the whole range of memory
-            composed = self._composed(budget)
+            composed = self.candidates(budget).memory
             low, high = min(composed), max(composed)
             for step in range(_ROWS):
                 self._at(budget, low + (high - low) * step / (_ROWS - 1))
@@ -287,27 +260,18 @@ class Tuner:
             return self._cheapest(budget, budget.limit * self.forward)
         return self._at(budget, budget.limit)
 
-    def _composed(self, budget: Budget) -> Sequence[int]:
-        """The memory of each candidate."""
-        if budget.figure not in self._memory:
-            figures = self._set(budget).table.figures
-            if budget.figure == "saved":
-                self._memory["saved"] = list(map(int, figures.saved))
-            else:
-                self._memory[budget.figure] = [self.besides.on(int(each)) for each in figures.peak]
-        return self._memory[budget.figure]
-
     def _at(self, budget: Budget, limit: float) -> Candidate | None:
         """The fastest candidate in so much memory."""
         if self.save_all is not None and self.memory(self.save_all, budget) <= limit:
             return self.save_all
-        chosen, memory, same = self._set(budget), self._composed(budget), _SAME * self.forward
+        chosen, same = self.candidates(budget), _SAME * self.forward
+        memory = chosen.memory
         known = list(self._others)
         if limit < _LOW * min(memory):  # the composed figures may be above the simulated ones
             known.append(self.smallest(budget))
         known = [each for each in known if self.memory(each, budget) <= limit]
         best = min(known, key=lambda each: each.price, default=None)
-        for at in chosen.order:
+        for at in chosen.by_time:
             if best is not None and chosen.seconds[at] >= best.price - same:
                 break
             made = self._candidate(chosen, at) if memory[at] <= limit else None
@@ -317,7 +281,8 @@ class Tuner:
 
     def _cheapest(self, budget: Budget, limit: float) -> Candidate | None:
         """The candidate that takes the least memory in so much time."""
-        chosen, memory = self._set(budget), self._composed(budget)
+        chosen = self.candidates(budget)
+        memory = chosen.memory
         known = (each for each in (self.save_all, *self._others) if each is not None and each.price <= limit)
         best = min(known, key=lambda each: self.memory(each, budget), default=None)
         for at in chosen.by_memory:
@@ -329,10 +294,10 @@ class Tuner:
                 best = made
         return best
 
-    def _candidate(self, chosen: _Set, at: int) -> Candidate | None:
+    def _candidate(self, chosen: Candidates, at: int) -> Candidate | None:
         """A candidate's simulated figures; None if it cannot be written, or would take less time than composed: the
         search relies on a lower bound."""
-        text = chosen.writer.text(chosen.table, at, self.blocks)
+        text = chosen.text(at)
         made = None if text is None else self.evaluation.of(text)
         least = chosen.seconds[at] - _SAME * self.forward
         return None if made is None or (made.price < least and not made.offloaded) else made

@@ -137,19 +137,18 @@ def fates_under(text: str) -> tuple[tuple[int, ...], ...]:
 
 def test_what_is_composed_of_blocks_that_copy_is_what_is_simulated() -> None:
     tuner = offloading(MIDDLING)
-    chosen, seen = tuner._set(Budget("peak", inf)), 0
-    moving = [at for at, fates in enumerate(chosen.writer.patterns) if Option.OFFLOAD in fates]
-    made = chosen.table
+    made, seen = tuner.candidates(Budget("peak", inf)), 0
+    moving = [at for at, fates in enumerate(made.patterns) if Option.OFFLOAD in fates]
     for at in range(0, len(made.rows), 7):
         if made.rows[at, 0] not in moving:
             continue
-        text = chosen.writer.text(made, at, BLOCKS)
+        text = made.text(at)
         found = None if text is None else tuner.evaluation.of(text)
         if found is not None:
             seen += 1
-            assert -chosen.slack <= found.peak - int(made.figures.peak[at]) <= chosen.slack
+            assert -made.slack <= found.peak - int(made.figures.peak[at]) <= made.slack
             assert made.figures.recompute[at] == pytest.approx(found.recompute)
-            assert made.figures.copies[at] <= found.copies + chosen.slack / MIDDLING, "never much more than it waits"
+            assert made.figures.copies[at] <= found.copies + made.slack / MIDDLING, "never much more than it waits"
     assert seen > 10
 
 

@@ -141,7 +141,7 @@ def test_saved_bytes_come_close_to_the_bound() -> None:
 @pytest.mark.parametrize("path", [JOINT, EAGER])
 def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> None:
     tuner = Tuner(stacked(), times_of(), path)
-    patterns = tuner._set(Budget("peak", 0)).writer.patterns
+    patterns = tuner.candidates(Budget("peak", 0)).patterns
     composed = [tuner.composition.profile(fates, with_peak=True) for fates in patterns]
     usable = [at for at, each in enumerate(composed) if each.saves_outputs]
     random = np.random.default_rng(0)
