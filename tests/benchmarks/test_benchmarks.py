@@ -28,6 +28,7 @@ from benchmarks.tuning_peers import Point, of_policy, of_saved, saved_by_torch
 from policylang.api.load import load_device
 from policylang.graph.facts import Group
 from policylang.language.loader import parse_policy
+from policylang.planning.capabilities import JOINT
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import CollectivePrices, node_times
 from tests.support.keeping import kept_two
@@ -186,7 +187,7 @@ def test_every_contender_is_measured_and_none_beats_what_is_tuned() -> None:
 
 def test_a_point_that_is_faster_is_said_to_beat() -> None:
     facts = subject().facts()
-    tuner = tune.Tuner(facts, node_times(facts, DEVICE), tune.JOINT)
+    tuner = tune.Tuner(facts, node_times(facts, DEVICE), JOINT)
     free = Point("torch", "made up", measured()["tuned"][0]["peak"], 0, 0.0)
     (found,) = tune.beaten(tune.at_their_peaks(tuner, [free]), tuner.forward)
     assert found["name"] == "made up"
@@ -210,7 +211,7 @@ def test_a_choice_of_values_comes_to_what_the_same_policy_comes_to() -> None:
     facts = subject().facts()
     times = node_times(facts, DEVICE)
     text = "recompute everything\nsave mm\n"
-    policy = tune.Tuner(facts, times, tune.JOINT).evaluation.planned(text)
+    policy = tune.Tuner(facts, times, JOINT).evaluation.planned(text)
     assert policy is not None
     saved = {facts.names[row] for row in saved_and_recomputed(policy).saved}
     by_policy = of_policy("policy", "", text, facts, times)
