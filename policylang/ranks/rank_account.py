@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, InputKind, Ref, StepKind
+from policylang.graph.facts import Facts, Flag, InputKind, Ref, StepKind
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.plain_data import OWN, from_plain, to_plain
 from policylang.language.syntax import Policy
@@ -435,12 +435,13 @@ def offers_step(session: str, offers: Sequence[Proposal]) -> ComparedStep:
 
 
 def _counted(facts: Facts) -> list[int]:
-    """The nodes that count: with a group, returned, or with a tensor and doing more than moving its elements."""
-    columns = zip(facts.dtypes, facts.bytes, facts.group_names, facts.ops, facts.targets, strict=True)
+    """The nodes that count: with a group, returned, or with a tensor and doing more than moving its elements. Several
+    tensors may be empty on a rank that receives no token."""
+    columns = zip(facts.dtypes, facts.bytes, facts.flags, facts.group_names, facts.ops, facts.targets, strict=True)
     return [
         row
-        for row, (dtype, size, group, op, target) in enumerate(columns)
-        if group or op == "output" or ((dtype or size) and target not in _MOVES)
+        for row, (dtype, size, flags, group, op, target) in enumerate(columns)
+        if group or op == "output" or ((dtype or size or flags & Flag.MULTI_OUTPUT) and target not in _MOVES)
     ]
 
 
