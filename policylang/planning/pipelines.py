@@ -374,15 +374,13 @@ class _Cut:
                 holds(stage, size, first, end)  # until its backward, with what autograd has of it
             else:
                 holds(stage, size, first, max(first, min(end, bisect_right(own, last) - 1)))
-            of_loss = not self.facts.modules[row] or row in self._output
-            if (
-                of_loss
-                and stage == self.count - 1
-                and begun < self.backward
-                and freed > start
-                and row not in self._read_behind
-            ):
-                found[stage].released += size
+            if begun < self.backward and row not in self._read_behind:
+                is_output = row in self._output
+                of_loss = stage == self.count - 1 and (is_output or not self.facts.modules[row])
+                if of_loss and (is_output or freed > start):
+                    found[stage].released += size
+                elif freed > start and row in self._read_again and not others:
+                    again[stage][bisect_right(own, self._read_again[row])] -= size
             for other in others:
                 if begun < self.backward and not self._learned[row]:  # masks and positions: it makes its own
                     holds(other, size, 0, len(self.steps[other]) - 1)
@@ -457,6 +455,19 @@ class _Cut:
                 if is_own and self._for_inputs[root]:
                     found[stage][root] = facts.bytes[root]
         return found
+
+    @cached_property
+    def _read_again(self) -> Mapping[int, int]:
+        """By memory that recomputation reads, and no backward node, the last step that does: it is freed then, unless
+        the other part of the backward reads it again."""
+        roots, inputs, phases = self.facts.storage_roots, self.facts.inputs, self.facts.phases
+        found, kept = dict[int, int](), set[int]()
+        for step, (kind, row, _) in enumerate(self.schedule):
+            if kind == StepKind.SECOND_RUN:
+                found.update((roots[source], step) for source in inputs[row])
+            elif phases[row] == Phase.BACKWARD:
+                kept.update(roots[source] for source in inputs[row])
+        return {root: step for root, step in found.items() if root not in kept}
 
     @cached_property
     def _read_behind(self) -> frozenset[int]:
