@@ -21,7 +21,6 @@ from policylang.audit.outcome import combined
 from policylang.audit.report import AuditReport, DecisionReport, Report, RuleReport, ValuesReport
 from policylang.graph.collect import collect
 from policylang.language.diagnostics import Diagnostic, Related, Severity, Source, Span, diagnose
-from policylang.language.loader import parse_policy
 from policylang.language.plain_data import from_plain
 from policylang.language.shown import format_quantity
 from policylang.planning.capabilities import capabilities_for
@@ -524,6 +523,7 @@ audit       the changed graphs do what was planned"""
 
 
 def test_times_stand_beside_flops():
+    assert str(WHOLE) == WHOLE_TEXT
     rules = [evolve(rule, recomputed_seconds=each) for rule, each in zip(WHOLE.rules, (2.5e-3, 0.0), strict=True)]
     recomputed = evolve(WHOLE.recomputed, seconds=2.5e-3)
     timed = evolve(WHOLE, rules=tuple(rules), recomputed=recomputed, device="h100-sxm", forward_seconds=0.01)
@@ -540,10 +540,6 @@ def test_times_stand_beside_flops():
     assert (both.device, both.recomputed.seconds, both.rules[0].recomputed_seconds) == ("h100-sxm", 5e-3, 5e-3)
     assert "5 ms on h100-sxm, 25% of its time" in str(both)
     assert from_plain(Report, timed.to_dict()) == timed
-
-
-def test_one_graph():
-    assert str(WHOLE) == WHOLE_TEXT
 
 
 def test_a_plan_without_a_partition_claims_no_bytes():
@@ -627,38 +623,45 @@ def test_copies_to_the_host_cost_what_the_step_waits_for_them():
     assert neighbour_words(chosen) == "with 10 GiB more, 400 ms less; with 10 GiB less, 200 ms more"
 
 
-DIAGNOSTICS_TEXT = "let big = mm\nlet big = bmm\nsave atention in block\nsave big"
+def at(text: str, start: int, end: int, name: str = "a.apl") -> Span:
+    return Span(Source(name, text), start, end)
 
 
-def found(text: str = DIAGNOSTICS_TEXT, name: str = "llama3.apl") -> tuple[Diagnostic, ...]:
-    return parse_policy(text, name=name).diagnostics
+FOLDER, NOTE = (
+    "`x` is a folder",
+    Diagnostic("APL101", "by the way", severity=Severity.NOTE, related=(Related("there"),)),
+)
+PRINTED = [
+    (render_text, diagnose("APL101", "no", at("save mm", 5, 7), details=("mm: 224 nodes", "in a: 0 of them")),
+     "error[APL101]: no\n --> a.apl:1:6\n  |\n1 | save mm\n  |      ^^\n  = mm: 224 nodes\n  = in a: 0 of them"),
+    (render_text, diagnose("APL104", FOLDER, help="name a file"), f"error[APL104]: {FOLDER}\n = help: name a file"),
+    (render_text, diagnose("APL001", "no text", at("", 0, 0)), "error[APL001]: no text\n --> a.apl:1:1"),
+    (render_text, diagnose("APL101", "no", at("save mm or", 10, 10)),
+     "error[APL101]: no\n --> a.apl:1:11\n  |\n1 | save mm or\n  |           ^"),
+    (render_text, diagnose("APL101", "no", at("save (mm,\n  bmm)\n", 5, 16)),
+     "error[APL101]: no\n --> a.apl:1:6\n  |\n1 | save (mm,\n  |      ^^^^"),
+    (render_text, NOTE, "note[APL101]: by the way\n = note: there"),
+    (render_concise, diagnose("APL104", FOLDER), f"error[APL104]: {FOLDER}"),
+    (render_github, NOTE, "::notice title=APL101::by the way"),
+    # no columns where the lines differ, no character that would end a command, no place inside a bundled file
+    (render_github, diagnose("APL101", "no", at("save (mm,\nbmm)", 5, 13)),
+     "::error file=a.apl,line=1,endLine=2,title=APL101::no"),
+    (render_github, diagnose("APL101", "50%", at("save mm", 0, 4, "odd,name:1%.apl"), help="more"),
+     "::error file=odd%2Cname%3A1%25.apl,line=1,endLine=1,col=1,endColumn=5,title=APL101::50%25%0Ahelp: more"),
+    (render_github, diagnose("APL102", "odd", at("save mm", 0, 4, "<fsdp>")), "::warning title=APL102::<fsdp>:1: odd"),
+]  # fmt: skip
 
 
-def test_details_stand_under_the_line() -> None:
-    source = Source("a.apl", "save mm")
-    printed = render_text([diagnose("APL101", "no", Span(source, 5, 7), details=("mm: 224 nodes", "in a: 0 of them"))])
-    assert printed.splitlines()[-2:] == ["  = mm: 224 nodes", "  = in a: 0 of them"]
+@pytest.mark.parametrize(("render", "diagnostic", "printed"), PRINTED)
+def test_what_is_printed_of_a_diagnostic(render: Callable[..., str], diagnostic: Diagnostic, printed: str) -> None:
+    assert render([diagnostic]) == printed
+    assert render([]) == ""
 
 
-def test_a_place_without_text_is_named_alone() -> None:
-    assert render_text([diagnose("APL104", "`x` is a folder", help="name a policy file")]) == (
-        "error[APL104]: `x` is a folder\n = help: name a policy file"
-    )
-    where = Span(Source("x.apl", ""), 0, 0)
-    assert render_text([diagnose("APL001", "the file is not text", where)]) == (
-        "error[APL001]: the file is not text\n --> x.apl:1:1"
-    )
-
-
-def test_the_end_of_a_line_is_underlined_behind_it() -> None:
-    (line,) = [line for line in render_text(found("save mm or")).splitlines() if "^" in line]
-    assert line == "  |           ^"
-
-
-@pytest.mark.parametrize("at", [0, 500, 5000, 9990])
-def test_of_a_long_line_the_part_around_the_span_is_shown(at: int) -> None:
-    text = "x" * at + "HERE" + "x" * (9996 - at)
-    lines = render_text([diagnose("APL101", "no", Span(Source("a.apl", text), at, at + 4))]).splitlines()
+@pytest.mark.parametrize("start", [0, 500, 5000, 9990])
+def test_of_a_long_line_the_part_around_the_span_is_shown(start: int) -> None:
+    text = "x" * start + "HERE" + "x" * (9996 - start)
+    lines = render_text([diagnose("APL101", "no", at(text, start, start + 4))]).splitlines()
     shown, underline = lines[3], lines[4]
     assert len(shown) < 120
     assert shown[underline.index("^") : underline.rindex("^") + 1] == "HERE"
@@ -666,57 +669,19 @@ def test_of_a_long_line_the_part_around_the_span_is_shown(at: int) -> None:
 
 def test_of_a_long_span_the_visible_part_is_underlined() -> None:
     text = "y" * 9000
-    lines = render_text([diagnose("APL003", "no", Span(Source("a.apl", text), 0, 9000))]).splitlines()
+    lines = render_text([diagnose("APL003", "no", at(text, 0, 9000))]).splitlines()
     assert len(lines[4]) < 120
     assert lines[4].count("^") == lines[3].count("y")
 
 
 def test_wide_and_invisible_characters_keep_the_underline_in_place() -> None:
     text = "模型\tsave\x1b[31m mn"
-    at = text.index("mn")
-    lines = render_text([diagnose("APL101", "no", Span(Source("a.apl", text), at, at + 2))]).splitlines()
+    start = text.index("mn")
+    lines = render_text([diagnose("APL101", "no", at(text, start, start + 2))]).splitlines()
     assert "\x1b" not in "".join(lines)
     assert lines[4].index("^") == lines[3].index("mn") + 2, "two characters of two columns stand before it"
-
-
-def test_a_span_over_several_lines_is_underlined_on_its_first() -> None:
-    text = "save (mm,\n  bmm)\n"
-    lines = render_text([diagnose("APL101", "no", Span(Source("a.apl", text), 5, 16))]).splitlines()
-    assert lines[3:] == ["1 | save (mm,", "  |      ^^^^"]
-
-
-def test_concise_has_no_place_where_there_is_none() -> None:
-    assert render_concise([diagnose("APL104", "`x` is a folder")]) == "error[APL104]: `x` is a folder"
 
 
 def test_json_of_nothing_and_of_what_has_no_place() -> None:
     assert json.loads(render_json([])) == {"version": 1, "diagnostics": []}
     assert json.loads(render_json([diagnose("APL104", "no")]))["diagnostics"][0]["location"] is None
-
-
-def test_github_leaves_the_columns_out_where_the_lines_differ() -> None:
-    span = Span(Source("a.apl", "save (mm,\nbmm)"), 5, 13)
-    assert render_github([diagnose("APL101", "no", span)]) == "::error file=a.apl,line=1,endLine=2,title=APL101::no"
-
-
-def test_github_escapes_what_would_end_a_command() -> None:
-    span = Span(Source("odd,name:1%.apl", "save mm"), 0, 4)
-    (line,) = render_github([diagnose("APL101", "50%", span, help="more")]).splitlines()
-    assert (
-        line == "::error file=odd%2Cname%3A1%25.apl,line=1,endLine=1,col=1,endColumn=5,title=APL101::50%25%0Ahelp: more"
-    )
-
-
-def test_github_cannot_point_into_the_bundled_library() -> None:
-    span = Span(Source("<fsdp>", "save mm"), 0, 4)
-    assert render_github([diagnose("APL102", "odd", span)]) == "::warning title=APL102::<fsdp>:1: odd"
-
-
-def test_severities() -> None:
-    note = Diagnostic("APL101", "by the way", severity=Severity.NOTE, related=(Related("there"),))
-    assert render_text([note]) == "note[APL101]: by the way\n = note: there"
-    assert render_github([note]) == "::notice title=APL101::by the way"
-
-
-def test_nothing_prints_as_nothing() -> None:
-    assert render_text([]) == render_concise([]) == render_github([]) == ""
