@@ -37,18 +37,32 @@ def write(folder: Path, name: str, text: str | bytes) -> str:
     return str(path)
 
 
-def test_a_clean_file(policylang, tmp_path):
-    outcome = policylang("check", write(tmp_path, "good.apl", GOOD))
-    assert outcome == (0, "checked 1 file: clean\n", "")
+CLEAN = "checked 1 file: clean\n"
+TREE = {"good.apl": GOOD, "bad.apl": BAD, "include.apl": 'include "other.apl"\nsave mm\n',
+        "quoted.apl": 'include "fsdp"\n', "in/b.apl": GOOD, "in/deeper/a.apl": BAD, "in/n.txt": "text"}  # fmt: skip
 
 
-def test_all_errors_of_a_file_in_one_run(policylang, tmp_path):
-    outcome = policylang("check", write(tmp_path, "bad.apl", BAD))
-    assert outcome.code == 1
-    assert "bad.apl:1:6" in outcome.out
-    assert "bad.apl:2:" in outcome.out
-    assert "`mmm`" in outcome.out
-    assert outcome.out.endswith("checked 1 file: 2 errors, 0 warnings\n")
+@pytest.mark.parametrize(
+    ("asked", "code", "said"),
+    [
+        ("good.apl", 0, CLEAN), ("llama3_sac", 0, CLEAN), ("good.apl --output-format concise", 0, ""),
+        ("good.apl --output-format github", 0, ""), ("good.apl --output-format json", 0, ['"diagnostics": []']),
+        ("bad.apl", 1, ["bad.apl:1:6", "bad.apl:2:", "`mmm`", "checked 1 file: 2 errors, 0 warnings\n"]),
+        ("in", 1, ["checked 2 files: 2 errors"]), ("include.apl", 1, ["other.apl"]),
+        ("good.apl nowhere.apl", 2, ["nowhere.apl", "checked 2 files: 1 error"]),
+        ("llama3sac", 2, ["did you mean `llama3_sac`?"]), ("llama3sac.apl", 2, ["did you mean `llama3_sac.apl`?"]),
+        ("quoted.apl", 1, ["= help: the bundled policy of that name is written `<fsdp>`"]),
+    ],
+)  # fmt: skip
+def test_what_a_check_says(policylang, tmp_path, monkeypatch, asked: str, code: int, said: str | list[str]):
+    """All errors of a file in one run; of a folder every policy below it; bundled ones by their names."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in TREE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path, name, text)
+    outcome = policylang("check", *asked.split())
+    assert (outcome.code, outcome.err) == (code, "")
+    assert outcome.out == said if isinstance(said, str) else all(each in outcome.out for each in said)
 
 
 def test_a_warning_fails_only_when_warnings_are_denied(policylang, tmp_path):
@@ -58,20 +72,6 @@ def test_a_warning_fails_only_when_warnings_are_denied(policylang, tmp_path):
     assert allowed.out == denied.out
     assert "`unused`" in allowed.out
     assert "checked 1 file: 0 errors, 1 warning" in allowed.out
-
-
-def test_a_folder_stands_for_every_policy_below_it(policylang, tmp_path):
-    (tmp_path / "deeper").mkdir()
-    write(tmp_path, "b.apl", GOOD)
-    write(tmp_path / "deeper", "a.apl", BAD)
-    write(tmp_path, "notes.txt", "not a policy")
-    outcome = policylang("check", str(tmp_path))
-    assert outcome.code == 1
-    assert "checked 2 files: 2 errors" in outcome.out
-
-
-def test_a_bundled_policy_by_its_bare_name(policylang):
-    assert policylang("check", "llama3_sac").out == "checked 1 file: clean\n"
 
 
 def test_the_standard_input(policylang, tmp_path, standard_input):
@@ -126,29 +126,6 @@ def test_what_cannot_be_read_comes_out_in_every_format(policylang, tmp_path, for
         assert all(line.startswith("::error") for line in outcome.out.splitlines())
 
 
-def test_a_missing_include_is_an_error_of_the_file(policylang, tmp_path):
-    outcome = policylang("check", write(tmp_path, "includes.apl", 'include "other.apl"\nsave mm\n'))
-    assert outcome.code == 1
-    assert "other.apl" in outcome.out
-
-
-def test_an_unreadable_file_among_good_ones(policylang, tmp_path):
-    outcome = policylang("check", write(tmp_path, "good.apl", GOOD), str(tmp_path / "nowhere.apl"))
-    assert outcome.code == 2
-    assert "nowhere.apl" in outcome.out
-    assert "checked 2 files: 1 error" in outcome.out
-
-
-@pytest.mark.parametrize("format", ["concise", "json", "github"])
-def test_a_clean_file_in_the_formats_for_machines(policylang, tmp_path, format):
-    outcome = policylang("check", write(tmp_path, "good.apl", GOOD), "--output-format", format)
-    assert outcome.code == 0
-    if format == "json":
-        assert json.loads(outcome.out)["diagnostics"] == []
-    else:
-        assert outcome.out == ""
-
-
 def test_torch_knows_operators_that_the_manifest_does_not(process, policylang, tmp_path):
     path = write(tmp_path, "custom.apl", "save quantized.linear\n")
     without = process("-m", "policylang", "check", path)
@@ -171,17 +148,6 @@ def test_a_reader_that_goes_away_is_not_an_error_message(tmp_path):
     assert check.stderr.read() == b""
     check.stderr.close()
     assert check.wait(timeout=120) != 101
-
-
-def test_a_bundled_policy_that_is_misspelt_is_asked_for_by_its_name(policylang):
-    assert "did you mean `llama3_sac`?" in policylang("check", "llama3sac").out
-    assert "did you mean `llama3_sac.apl`?" in policylang("check", "llama3sac.apl").out
-
-
-def test_a_bundled_policy_in_quotes(policylang, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "p.apl").write_text('include "fsdp"\nsave mm\n')
-    assert "= help: the bundled policy of that name is written `<fsdp>`" in policylang("check", "p.apl").out
 
 
 LINES = """offload mm

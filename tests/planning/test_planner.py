@@ -115,14 +115,6 @@ def test_override_changes_what_the_user_tagged_and_no_later_plain_rule_takes_it_
     assert everything_rule.kept_by_user == 2
 
 
-def test_a_rule_that_only_meets_the_users_tags_is_a_warning():
-    made = strategies.planned(facts_of(CHECKPOINTED), "save cos")
-    found = strategies.only(made.diagnostics, "APL307")
-    assert found.severity is Severity.WARNING
-    assert found.message == "`save cos` decides nothing: the model's own checkpoint has tagged the only node it matches"
-    assert found.help == "write `override save cos` to change them"
-
-
 # --- what always holds ---------------------------------------------------------------------------------------------
 RANDOM = """
     %x = input
@@ -136,22 +128,55 @@ RANDOM = """
 """
 
 
-def test_a_random_value_is_recomputed_only_where_it_can_be_replayed():
-    assert strategies.planned(facts_of(RANDOM), "recompute everything").diagnostics == ()
-    made = strategies.planned(facts_of(RANDOM), "recompute everything", NO_REPLAY)
-    found = strategies.only(made.diagnostics, "APL304")
-    assert found.severity is Severity.ERROR
-    assert found.message == (
-        "`recompute everything` cannot recompute `drop`: it draws random numbers, and a flat graph cannot replay them"
-    )
-    assert found.details == (
-        "drop (aten.native_dropout.default) in model.layers.0: "
-        "it draws random numbers, and a flat graph cannot replay them",
-    )
-    assert found.span.text == "recompute everything"
-    assert found.help == (
-        "save these values with a later rule, or write `optional recompute everything` to have them saved"
-    )
+NO_PARTITIONER = Capabilities("a flat graph", replays_random=True)
+REWRITES = Capabilities("rewrites", replays_random=True, rewrites=True, undecided="auto")
+DRAWS = "it draws random numbers, and a flat graph cannot replay them"
+DROP = (f"drop (aten.native_dropout.default) in model.layers.0: {DRAWS}",)
+FLAGGED = "%x = input\n%sin = aten.sin.default(%x) {}\n---\n%b = aten.mul.Tensor(%sin)\noutput(%sin, %b)"
+REASONS = {
+    "writes": "it writes to one of its arguments, and recomputation would write twice",
+    "effectful": "it has an effect beyond its result, and recomputation would repeat it",
+    "reads_mutated": "it reads memory that the graph changes, and recomputation would read other content",
+}
+FUSE, UNABLE = "fuse all_gather chains", "which the joint-graph partitioner cannot do"
+REFUSED = [  # graph, policy, path, code, line, message, then details and help where they are said
+    (CHECKPOINTED, "save cos", JOINT, "APL307", 1,
+     "`save cos` decides nothing: the model's own checkpoint has tagged the only node it matches", (), "write `override save cos` to change them"),
+    (RANDOM, "recompute everything", NO_REPLAY, "APL304", 1, f"`recompute everything` cannot recompute `drop`: {DRAWS}",
+     DROP, "save these values with a later rule, or write `optional recompute everything` to have them saved"),
+    (RANDOM, "undecided -> recompute", NO_REPLAY, "APL304", 1,
+     f"`undecided -> recompute` cannot recompute `drop`: {DRAWS}", DROP, "save these values with a rule"),
+    *((FLAGGED.format(flag), "recompute everything", JOINT, "APL304", 1,
+       f"`recompute everything` cannot recompute `sin`: {reason}", None, None) for flag, reason in REASONS.items()),
+    (TWO_LAYERS, "recompute everything\n\n\noffload mm", JOINT, "APL306", 4,
+     f"`offload mm` asks for offloading, {UNABLE}", None, None),
+    (TWO_LAYERS, f"recompute everything; {FUSE}", JOINT, "APL306", 1,
+     f"`{FUSE}` asks for a rewrite of collectives, {UNABLE}", None, None),
+    (TWO_LAYERS, f"recompute everything; {FUSE}", REWRITES, "APL311", 1,
+     f"`{FUSE}` finds nothing to rewrite in this graph", None, None),
+    (TWO_LAYERS, "save mm", NO_PARTITIONER, "APL306", None, "no rule decides 1 forward value that the backward reads, "
+     "and a flat graph has no partitioner to leave them to", ("sin (aten.sin.default) in model.layers.0.attn",),
+     "write `undecided -> save` or `undecided -> recompute`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("graph", "text", "path", "code", "line", "message", "details", "help"), REFUSED)
+def test_what_cannot_be_done_is_said_with_its_reason(graph, text, path, code, line, message, details, help):
+    found = strategies.only(strategies.planned(facts_of(graph), text, path).diagnostics, code)
+    assert (found.severity, found.message) == (Severity.WARNING if code == "APL307" else Severity.ERROR, message)
+    assert line is None or found.span.line == line
+    assert details is None or (found.details, found.help) == (details, help)
+
+
+@pytest.mark.parametrize(
+    ("graph", "text", "path"),
+    [
+        (RANDOM, "recompute everything", JOINT), (TWO_LAYERS, f"recompute everything; optional {FUSE}", REWRITES),
+        (TWO_LAYERS, "save everything", NO_PARTITIONER),
+    ],
+)  # fmt: skip
+def test_where_it_can_be_nothing_is_said(graph, text, path):
+    assert strategies.planned(facts_of(graph), text, path).diagnostics == ()
 
 
 def test_an_optional_rule_saves_what_it_cannot_recompute():
@@ -174,31 +199,6 @@ def test_a_value_that_the_backward_does_not_need_may_be_as_unsafe_as_it_likes():
         output(%sin, %b)
     """)
     assert strategies.planned(facts, "recompute everything").diagnostics == ()
-
-
-def test_every_reason_not_to_recompute_is_given():
-    reasons = {
-        "writes": "it writes to one of its arguments, and recomputation would write twice",
-        "effectful": "it has an effect beyond its result, and recomputation would repeat it",
-        "reads_mutated": ("it reads memory that the graph changes, and recomputation would read other content"),
-    }
-    for flag, reason in reasons.items():
-        facts = facts_of(f"""
-            %x = input
-            %sin = aten.sin.default(%x) {flag}
-            ---
-            %b = aten.mul.Tensor(%sin)
-            output(%sin, %b)
-        """)
-        found = strategies.only(strategies.planned(facts, "recompute everything").diagnostics, "APL304")
-        assert found.message == f"`recompute everything` cannot recompute `sin`: {reason}"
-
-
-def test_undecided_recompute_meets_the_same_objection():
-    made = strategies.planned(facts_of(RANDOM), "undecided -> recompute", NO_REPLAY)
-    found = strategies.only(made.diagnostics, "APL304")
-    assert found.message.startswith("`undecided -> recompute` cannot recompute `drop`: it draws random numbers")
-    assert found.help == "save these values with a rule"
 
 
 def test_the_users_own_recomputation_is_saved_where_it_would_be_wrong():
@@ -232,41 +232,6 @@ def test_sizes_are_saved_whatever_a_rule_says():
 
 
 # --- what a path cannot do -----------------------------------------------------------------------------------------
-def test_offloading_is_refused_where_it_cannot_be_done():
-    made = strategies.planned(facts_of(TWO_LAYERS), "recompute everything\n\n\noffload mm")
-    found = strategies.only(made.diagnostics, "APL306")
-    assert found.message == "`offload mm` asks for offloading, which the joint-graph partitioner cannot do"
-    assert found.span.line == 4
-
-
-def test_a_rewrite_is_refused_where_it_cannot_be_done():
-    rules = "recompute everything; {}fuse all_gather chains"
-    made = strategies.planned(facts_of(TWO_LAYERS), rules.format(""))
-    found = strategies.only(made.diagnostics, "APL306")
-    assert found.message == (
-        "`fuse all_gather chains` asks for a rewrite of collectives, which the joint-graph partitioner cannot do"
-    )
-    able = Capabilities("rewrites", replays_random=True, rewrites=True, undecided="auto")
-    made = strategies.planned(facts_of(TWO_LAYERS), rules.format(""), able)
-    assert (
-        strategies.only(made.diagnostics, "APL311").message
-        == "`fuse all_gather chains` finds nothing to rewrite in this graph"
-    )
-    assert strategies.planned(facts_of(TWO_LAYERS), rules.format("optional "), able).diagnostics == ()
-
-
-def test_undecided_values_are_refused_where_no_partitioner_takes_them():
-    path = Capabilities("a flat graph", replays_random=True)
-    made = strategies.planned(facts_of(TWO_LAYERS), "save mm", path)
-    found = strategies.only(made.diagnostics, "APL306")
-    assert found.message == (
-        "no rule decides 1 forward value that the backward reads, and a flat graph has no partitioner to leave them to"
-    )
-    assert found.details == ("sin (aten.sin.default) in model.layers.0.attn",)
-    assert found.help == "write `undecided -> save` or `undecided -> recompute`"
-    assert strategies.planned(facts_of(TWO_LAYERS), "save everything", path).diagnostics == ()
-
-
 def test_an_explicit_auto_and_leave_are_refused_there_too():
     path = Capabilities("a flat graph", replays_random=True)
     made = strategies.planned(facts_of(TWO_LAYERS), "save everything; leave mm; undecided -> auto", path)

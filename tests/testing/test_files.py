@@ -92,39 +92,42 @@ def test_what_a_failure_says(tmp_path):
     assert found.span.source.name == str(tmp_path / "test.md")
 
 
-def test_a_policy_without_a_graph_is_read_and_no_more(tmp_path):
-    assert run(tmp_path, page("save bmm", graph="")).found.diagnostics == ()
-    assert said(run(tmp_path, page("save bmm  # matches: a", graph=""))) == [("APL513", 5, "matches: a")]
+NAMED, FLAT = f"```graph two\n{GRAPH}```\n", f"```graph flat\n{GRAPH}```\n"
+AUTO, BUCKET = "recompute sin\nundecided -> auto\n# saved: ", "bucket all_gather up to 2 GiB"
+ALLOWED = page("recompute mm\nsave mm  # decides: 2", " graph=two allow=APL303,APL309", NAMED)
+UNREADABLE = page("save mm  # matches: a, c\nsave bmm # error: APL301", graph="```graph\n%x = inpt\n```\n")
 
 
-def test_a_graph_without_a_name_is_for_its_section(tmp_path):
-    text = page("save mm  # matches: 2") + "\n## Another\n\n```apl\nsave bmm\n```\n"
-    assert run(tmp_path, text).found.diagnostics == ()
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        # without a graph a policy is read and no more; one without a name is for its section, one with for who names it
+        (page("save bmm", graph=""), []), (page("save bmm  # matches: a", graph=""), [("APL513", 5, "matches: a")]),
+        (page("save mm  # matches: 2") + "\n## Another\n\n```apl\nsave bmm\n```\n", []),
+        (page("save mm  # matches: 2", " graph=two", "") + f"\n{NAMED}", []),
+        (page("save mm  # matches: a, c", " graph=small.graph", ""), [("APL355", 4, "small.graph")]),
+        # one that cannot be read is said once, and nothing follows
+        (UNREADABLE, [("APL503", 4, "inpt")]),
+        # a flat graph is planned as one, and in eager no min-cut decides what no rule does, nor orders collectives
+        (page("undecided -> auto\n# saved: 0"), []), (page("undecided -> auto\n# saved: a, b, c", graph=FLAT), []),
+        (page(f"{AUTO}nothing"), []), (page(f"{AUTO}b", " path=eager"), []), (page(BUCKET, graph=""), []),
+        (page(BUCKET, " path=eager"), [("APL306", 14, BUCKET)]),
+        (page(BUCKET, " path=eager", ""), [("APL306", 5, BUCKET)]),
+        # an allowed code needs no claim, an ignored policy is not tested
+        (ALLOWED, []), (page("save mmm", " ignore"), []),
+    ],
+)  # fmt: skip
+def test_which_graph_and_path_a_policy_is_planned_for(tmp_path, text, found):
+    assert said(run(tmp_path, text)) == found
 
 
-def test_a_graph_with_a_name_is_for_whoever_names_it(tmp_path):
-    text = page("save mm  # matches: 2", " graph=two", graph="") + f"\n```graph two\n{GRAPH}```\n"
-    assert run(tmp_path, text).found.diagnostics == ()
-
-
-def test_a_flat_graph_is_planned_as_one(tmp_path):
-    flat = f"```graph flat\n{GRAPH}```\n"
-    joint = run(tmp_path, page("undecided -> auto\n# saved: 0", graph=flat.replace(" flat", "")))
-    assert joint.found.diagnostics == ()
-    assert run(tmp_path, page("undecided -> auto\n# saved: a, b, c", graph=flat)).found.diagnostics == ()
-
-
-def test_a_path_is_planned_for(tmp_path):
-    """A checkpoint in eager has no min-cut that decides what no rule does, and orders no collectives."""
-    policy = "recompute sin\nundecided -> auto\n# saved: "
-    assert run(tmp_path, page(policy + "nothing")).found.diagnostics == ()
-    assert run(tmp_path, page(policy + "b", " path=eager")).found.diagnostics == ()
-    bucket = "bucket all_gather up to 2 GiB"
-    assert said(run(tmp_path, page(bucket, " path=eager"))) == [("APL306", 14, bucket)]
-    assert said(run(tmp_path, page(bucket, " path=eager", graph=""))) == [("APL306", 5, bucket)]
-    assert run(tmp_path, page(bucket, graph="")).found.diagnostics == ()
+def test_what_is_wrong_around_a_policy(tmp_path):
     (wrong,) = run(tmp_path, page("save mm", " path=eagre")).found.diagnostics
     assert (wrong.code, wrong.help) == ("APL504", "did you mean `path=eager`?")
+    unknown = said(run(tmp_path, ALLOWED.replace("APL303", "APL999")))
+    assert ("APL504", "allow=APL999,APL309") in {(code, text) for code, _, text in unknown}
+    assert [each.code for each in run(tmp_path, "# Nothing\n").found.diagnostics] == ["APL515"]
+    assert run(tmp_path, page("save mmm", " ignore")).policies == 0
 
 
 def test_a_snapshot_beside_the_file(tmp_path):
@@ -143,39 +146,11 @@ def test_words_behind_a_fence_that_say_nothing(tmp_path, info, underlined):
     assert ("APL504", underlined) in codes
 
 
-def test_a_snapshot_that_is_not_there(tmp_path):
-    result = run(tmp_path, page("save mm  # matches: a, c", " graph=small.graph", graph=""))
-    assert said(result) == [("APL355", 5 - 1, "small.graph")]
-
-
-def test_a_graph_that_cannot_be_read_is_said_once_and_nothing_follows(tmp_path):
-    text = page("save mm  # matches: a, c\nsave bmm # error: APL301", graph="```graph\n%x = inpt\n```\n")
-    assert said(run(tmp_path, text)) == [("APL503", 4, "inpt")]
-
-
-def test_an_allowed_code_needs_no_claim(tmp_path):
-    graph = f"```graph two\n{GRAPH}```\n"
-    text = page("recompute mm\nsave mm  # decides: 2", " graph=two allow=APL303,APL309", graph=graph)
-    assert run(tmp_path, text).found.diagnostics == ()
-    wrong = run(tmp_path, text.replace("APL303", "APL999"))
-    assert ("APL504", "allow=APL999,APL309") in {(code, text) for code, _, text in said(wrong)}
-
-
-def test_an_ignored_policy_is_not_tested(tmp_path):
-    assert run(tmp_path, page("save mmm", " ignore")).policies == 0
-    assert run(tmp_path, page("save mmm", " ignore")).found.diagnostics == ()
-
-
 def test_an_error_of_an_included_file_belongs_to_its_include(tmp_path):
     (tmp_path / "other.apl").write_text("save bmm\n")
     assert run(tmp_path, page('include "other.apl"  # error: APL301')).found.diagnostics == ()
     (found,) = run(tmp_path, page('include "other.apl"')).found.diagnostics
     assert found.span.source.name.endswith("other.apl")
-
-
-def test_a_file_without_a_policy(tmp_path):
-    result = run(tmp_path, "# Nothing\n")
-    assert [each.code for each in result.found.diagnostics] == ["APL515"]
 
 
 def test_a_rule_is_covered_once_it_matches(tmp_path):
