@@ -44,10 +44,6 @@ LAYERS = facts_of(
 )
 
 
-def details(selector: str) -> tuple[str, ...]:
-    return only(planned(LAYERS, f"recompute everything; save {selector}").diagnostics, "APL301").details
-
-
 def test_the_message_names_the_rule_and_the_mend():
     found = only(planned(LAYERS, "recompute everything\nsave mm in encoder.*").diagnostics, "APL301")
     assert found.severity is Severity.ERROR
@@ -56,37 +52,60 @@ def test_the_message_names_the_rule_and_the_mend():
     assert (found.span.text, found.span.line) == ("mm in encoder.*", 2)
 
 
+PATHS = "nearest module paths: model.layers.0"
+BARE = "%x = input\n%mm = aten.mm.default(%x)"
+NOTES = ("note=ap_must_save", "note=ap_must_save note=stage", "")
+NOTED = "%x = input\n" + "\n".join(f"%m{i} = aten.mm.default(%x, %x) {note}" for i, note in enumerate(NOTES))
+NAMED_WEIGHT = "%w = parameter model.head\n%x = input\n%y = aten.mm.default(%x, %w)"
+PARTS = ("bmm: 0 nodes", "and: 0 nodes", "or: 0 nodes")
+
+
 @pytest.mark.parametrize(
-    ("selector", "told"),
+    ("graph", "definition", "selector", "told"),
     [
-        (
-            "mm in encoder.*",
-            "mm: 3 nodes\n"
-            "in encoder.*: 0 of them; nearest module paths: model.layers.0, model.layers, model.embed_tokens",
-        ),
-        (
-            "every 2nd (mm where bytes >= 4 KiB) per block",
-            "mm: 3 nodes\nwhere bytes >= 4 KiB: 0 of them\nevery 2nd per block: 0 of them",
-        ),
-        ("add feeding embedding", "add: 3 nodes\nembedding: 1 node\nfeeding: 0 nodes"),
-        ("mm in blocks 5..7", "mm: 3 nodes\nin blocks 5..7: 0 of them; the graph has 3 blocks"),
-        ("attention", "attention: 0 nodes"),  # a group of the prelude
+        (LAYERS, "", "mm where module == layers.*.self_attn.qproj",
+         ("mm: 3 nodes", f"where module == layers.*.self_attn.qproj: 0 of them; {PATHS}.self_attn.q_proj")),
+        (facts_of(BARE), "", "mm in layers.*",
+         ("mm: 1 node", "in layers.*: 0 of them; no node of the graph has a module path")),
+        # a name that stands for something is one part, one that stands for nothing is taken apart
+        (LAYERS, "mm in layers.0", "named and bmm or bmm", ("named: 1 node", *PARTS)),
+        (LAYERS, "mm in lm_head", "named and bmm or bmm",
+         ("mm: 3 nodes", f"in lm_head: 0 of them; {PATHS[:21]}", "named: 0 nodes", *PARTS)),
+        (LAYERS, "", "mm where annotated ap",
+         ("mm: 3 nodes", "where annotated ap: 0 of them; no forward node is annotated")),
+        (facts_of(NOTED), "", "mm where annotated ap", ("mm: 3 nodes",
+         "where annotated ap: 0 of them; annotations of forward nodes: ap_must_save (2), stage (1)")),
+        # a graph that names no parameters is told from one without gathers of them
+        (LAYERS, "", "mm where from parameter",
+         ("mm: 3 nodes", "where from parameter: 0 of them; no input of the graph is known to be a parameter")),
+        (facts_of(NAMED_WEIGHT), "", "mm where from parameter", ("mm: 1 node", "where from parameter: 0 of them")),
+        (LAYERS, "", "mm in encoder.*",
+         ("mm: 3 nodes", f"in encoder.*: 0 of them; {PATHS}, model.layers, model.embed_tokens")),
+        (LAYERS, "", "every 2nd (mm where bytes >= 4 KiB) per block",
+         ("mm: 3 nodes", "where bytes >= 4 KiB: 0 of them", "every 2nd per block: 0 of them")),
+        (LAYERS, "", "add feeding embedding", ("add: 3 nodes", "embedding: 1 node", "feeding: 0 nodes")),
+        (LAYERS, "", "mm in blocks 5..7", ("mm: 3 nodes", "in blocks 5..7: 0 of them; the graph has 3 blocks")),
+        (LAYERS, "", "attention", ("attention: 0 nodes",)),  # a group of the prelude
     ],
-)
-def test_each_part_is_counted_on_its_own(selector: str, told: str):
-    assert details(selector) == tuple(told.splitlines())
+)  # fmt: skip
+def test_each_part_is_counted_on_its_own(graph: Facts, definition: str, selector: str, told: tuple[str, ...]):
+    text = f"let named = {definition}\n" * bool(definition) + f"recompute everything; save {selector}"
+    found = only(planned(graph, text).diagnostics, "APL301").details
+    assert len(found) == len(told)
+    assert all(
+        one == other or ("nearest" in other and one.startswith(other)) for one, other in zip(found, told, strict=True)
+    )
 
 
 def test_a_misspelt_path_finds_its_neighbour_first():
-    assert nearest_paths("layer.*", LAYERS)[0] == "model.layers.0"
-    assert nearest_paths("layers.*.attn", LAYERS)[0] == "model.layers.0.self_attn"
-    assert nearest_paths("/model.layers.7.self_attn.qproj", LAYERS)[0] == "model.layers.0.self_attn.q_proj"
-
-
-def test_a_module_that_is_compared_with_finds_its_neighbours_too():
-    text = "module == layers.*.self_attn.qproj"
-    line = details(f"mm where {text}")[1]
-    assert line.startswith(f"where {text}: 0 of them; nearest module paths: model.layers.0.self_attn.q_proj")
+    for asked, near in (
+        ("layer.*", "layers.0"), ("layers.*.attn", "layers.0.self_attn"),
+        ("/model.layers.7.self_attn.qproj", "layers.0.self_attn.q_proj"),
+    ):  # fmt: skip
+        assert nearest_paths(asked, LAYERS)[0] == f"model.{near}"
+    found = only(planned(LAYERS, "blocks encoder.layer.*; recompute everything").diagnostics, "APL302")
+    assert found.message == "`encoder.layer.*` matches no module path of this graph, so there are no blocks"
+    assert found.help.startswith(f"name them, `blocks model.layers.*`; {PATHS}")
 
 
 def test_blocks_that_are_not_there_are_said_to_be_missing():
@@ -98,22 +117,6 @@ def test_blocks_that_are_not_there_are_said_to_be_missing():
     assert [(each.message, each.span) for each in found.related] == [
         ("from it follows: `save first mm per block` matches nothing in this graph", follows.span)
     ]
-
-
-def unmatched(definition: str) -> tuple[str, ...]:
-    rules = f"let projection = {definition}; recompute everything; save projection and bmm or bmm"
-    return only(planned(LAYERS, rules).diagnostics, "APL301").details
-
-
-def test_a_name_that_stands_for_something_is_one_part():
-    assert unmatched("mm in layers.0") == ("projection: 1 node", "bmm: 0 nodes", "and: 0 nodes", "or: 0 nodes")
-
-
-def test_a_name_that_stands_for_nothing_is_taken_apart():
-    found = unmatched("mm in lm_head")
-    assert found[0] == "mm: 3 nodes"
-    assert found[1].startswith("in lm_head: 0 of them; nearest module paths: ")
-    assert found[2:] == ("projection: 0 nodes", "bmm: 0 nodes", "and: 0 nodes", "or: 0 nodes")
 
 
 def test_an_optional_rule_may_match_nothing():
@@ -144,36 +147,10 @@ def test_what_the_users_checkpoint_kept_is_not_said_to_be_taken_over():
     )
 
 
-def test_a_blocks_glob_that_matches_no_module_is_an_error():
-    found = only(planned(LAYERS, "blocks encoder.layer.*; recompute everything").diagnostics, "APL302")
-    assert found.message == "`encoder.layer.*` matches no module path of this graph, so there are no blocks"
-    assert found.help.startswith("name them, `blocks model.layers.*`; nearest module paths: model.layers.0")
-
-
-def test_a_graph_without_module_paths_says_so():
-    bare = facts_of("%x = input\n%mm = aten.mm.default(%x)")
-    found = only(planned(bare, "save mm in layers.*").diagnostics, "APL301")
-    assert found.details[-1] == "in layers.*: 0 of them; no node of the graph has a module path"
-
-
 def test_ordinals_are_written_as_they_are_said():
     assert [nth(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == (
         ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
     )
-
-
-def test_an_annotation_that_nobody_made_is_told_which_there_are():
-    asked = "mm where annotated ap_must_sav"
-    lines = "%x = input\n" + "\n".join(f"%m{i} = aten.mm.default(%x, %x) {note}" for i, note in enumerate(NOTES))
-    found = only(planned(facts_of(lines), f"recompute everything; save {asked}").diagnostics, "APL301")
-    assert found.details == (
-        "mm: 3 nodes",
-        "where annotated ap_must_sav: 0 of them; annotations of forward nodes: ap_must_save (2), stage (1)",
-    )
-    assert details(asked)[1] == "where annotated ap_must_sav: 0 of them; no forward node is annotated"
-
-
-NOTES = ("note=ap_must_save", "note=ap_must_save note=stage", "")
 
 
 def test_a_graph_that_knows_no_parameters_is_told_which_gathers_it_has():
@@ -190,17 +167,6 @@ def test_a_graph_that_knows_no_parameters_is_told_which_gathers_it_has():
     nobody = facts_of("%x = input\n%y = aten.mm.default(%x, %x)\noutput(%y)")
     only_of = plan(parse_policy("save wait where from parameter").policy, nobody, HALF).diagnostics
     assert "from input" not in only(only_of, "APL301").help
-
-
-def test_a_graph_that_names_no_parameters_is_told_from_one_without_gathers_of_them():
-    gathered = "mm where from parameter"
-    assert details(gathered) == (
-        "mm: 3 nodes",
-        "where from parameter: 0 of them; no input of the graph is known to be a parameter",
-    )
-    named = facts_of("%w = parameter model.head\n%x = input\n%y = aten.mm.default(%x, %w)")
-    found = only(planned(named, f"recompute everything; save {gathered}").diagnostics, "APL301")
-    assert found.details == ("mm: 1 node", "where from parameter: 0 of them")
 
 
 BLOCK = """

@@ -141,7 +141,8 @@ REASONS = {
 FUSE, UNABLE = "fuse all_gather chains", "which the joint-graph partitioner cannot do"
 REFUSED = [  # graph, policy, path, code, line, message, then details and help where they are said
     (CHECKPOINTED, "save cos", JOINT, "APL307", 1,
-     "`save cos` decides nothing: the model's own checkpoint has tagged the only node it matches", (), "write `override save cos` to change them"),
+     "`save cos` decides nothing: the model's own checkpoint has tagged the only node it matches", (),
+     "write `override save cos` to change them"),
     (RANDOM, "recompute everything", NO_REPLAY, "APL304", 1, f"`recompute everything` cannot recompute `drop`: {DRAWS}",
      DROP, "save these values with a later rule, or write `optional recompute everything` to have them saved"),
     (RANDOM, "undecided -> recompute", NO_REPLAY, "APL304", 1,
