@@ -251,6 +251,8 @@ def collect(
     nodes = list((gm.graph if isinstance(gm, fx.GraphModule) else gm).nodes)
     phases.check_operators(nodes)
     module = gm if isinstance(gm, fx.GraphModule) else gm.owning_module
+    if nodes and nodes[0].meta.get(phases.STAGE_ACTION) == phases.UNSHARD:
+        static_inputs = range(len(nodes))
     static = None if static_inputs is None else frozenset(static_inputs)
     return _Collector(module, nodes, static, phases.ModulePaths(root), groups or {}, mesh, state).facts(kind)
 
@@ -361,6 +363,7 @@ class _Collector:
             seeds=[row for row, node in enumerate(self.nodes) if phases.is_seed(node)],
             tangents=[row for row in rows if phases.is_tangent(self.nodes[row])],
             output_descs=output_descs,
+            action=metas[0].get(phases.STAGE_ACTION, "") if metas else "",
             some_undescribed=len({desc is None for desc in descs}) == 2,
         )
 

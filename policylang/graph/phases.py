@@ -38,6 +38,17 @@ _COMPONENT = re.compile(r"\[\s*(?:'([^']*)'|\"([^\"]*)\"|(-?\d+))\s*\]|([^.\[\]]
 _INDIRECTION = ("cell_contents", "__self__")
 MODULE_ANNOTATION = "module_fqn"
 """The key of ``node.meta["custom"]`` under which TorchTitan's graph trainer annotates the full name of a module."""
+STAGE_ACTION = "graph_pp_action"
+"""The key of ``node.meta`` that names the action of a pipeline, on each of the graphs that a stage is cut into."""
+UNSHARD = "UNSHARD"
+_ACTIONS = {
+    "FORWARD": GraphKind.FORWARD,
+    UNSHARD: GraphKind.FORWARD,
+    "FULL_BACKWARD": GraphKind.BACKWARD,
+    "BACKWARD_INPUT": GraphKind.BACKWARD,
+    "BACKWARD_WEIGHT": GraphKind.BACKWARD,
+    "REDUCE_GRAD": GraphKind.BACKWARD,
+}
 
 
 @lru_cache(maxsize=65536)
@@ -338,6 +349,8 @@ class PhaseMarks:
     """The nodes at which the backwards of a flat graph begin."""
     tangents: Sequence[int]
     output_descs: Sequence[Any]
+    action: str = ""
+    """The action of a pipeline that runs the graph, of those that a stage is cut into."""
     some_undescribed: bool = False
     """Some graph inputs have a descriptor and some do not, which are then saved values."""
 
@@ -361,6 +374,8 @@ def has_backward(graph: fx.Graph) -> bool:
 
 def kind_of(marks: PhaseMarks, targets: Sequence[str]) -> GraphKind:
     """The kind of graph. Raises ``PolicyGraphError`` (APL340) for backward operators with no node marked backward."""
+    if marks.action in _ACTIONS:
+        return _ACTIONS[marks.action]
     tagged_backward = any(tag in _BACKWARD_TAGS for tag in marks.tags)
     descs = [desc for desc in marks.output_descs if desc is not None]
     if descs and (tagged_backward or marks.tangents):
@@ -417,7 +432,7 @@ def phases_of(
         if phase != Phase.FORWARD:
             continue
         late[row] = any(map(late.__getitem__, inputs[row]))
-        untagged = row > forward_ends and tags[row] is None
+        untagged = (row > forward_ends and tags[row] is None) or marks.action
         if late[row] or copies[row] or untagged or tags[row] in _BACKWARD_TAGS:
             phases[row] = Phase.BACKWARD
     if kind is GraphKind.JOINT:

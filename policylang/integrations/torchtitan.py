@@ -8,22 +8,35 @@ out, whole. TorchTitan's own rematerialisation, two passes later, then has nothi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from policylang.api.load import PolicyLike, policy_of
+from policylang.api.apply import report_on
+from policylang.api.load import PolicyLike, policy_of, staged
+from policylang.audit.report import Report
 from policylang.backends.caching import policy_key
+from policylang.backends.eager.problems import warn
 from policylang.backends.path import apply_policy
+from policylang.backends.refusals import Problem
 from policylang.errors import PolicyGraphError
+from policylang.graph import marks
 from policylang.graph.collect import collect
-from policylang.graph.facts import GraphKind
+from policylang.graph.facts import Flag, GraphKind
+from policylang.graph.phases import raw_path
 from policylang.language.diagnostics import diagnose
-from policylang.language.syntax import Policy
+from policylang.language.shown import counted, listed
+from policylang.language.syntax import Pipeline, Policy
+from policylang.operators.calls import describe
+from policylang.operators.names import is_all_gather
+from policylang.planning.pipelines import NO_PIPELINE
+from policylang.torch_compat.graphs import OpOverload, schema_of
 
-__all__ = ["register"]
+__all__ = ["register", "reports"]
 
 NO_GRAPH_TRAINER = "APL383"
 NOT_FLAT = "APL384"
@@ -40,6 +53,18 @@ _SWITCHED = {
     "enable_async_tensor_parallel": "async_tensor_parallel_pass",
 }
 """Passes that move or replace collectives behind the memory policy, by the setting that switches each on."""
+JOINED_GATHERS = Problem(
+    "APL659",
+    "behind the policy TorchTitan's `{joins}` joins the gathers of a stage, and leaves them in the forward graph: each "
+    "microbatch gathers the weights and keeps them until its backward",
+    "write `config.compile.disable_passes += ['{joins}']`, and a stage gathers its weights once a step",
+)
+ALSO_IN_FORWARD = Problem(
+    "APL662",
+    "TorchTitan's forward graph of a stage recomputes what the policy has the backward recompute, up to {names}",
+    "save these values: TorchTitan cuts a stage with a function that keeps operators that are tagged as random",
+)
+_MOST_NAMES = 4
 
 
 def register(policy: PolicyLike, name: str = NAME, *, mesh: Any = None) -> str:
@@ -62,6 +87,12 @@ def register(policy: PolicyLike, name: str = NAME, *, mesh: Any = None) -> str:
     return registered
 
 
+def reports(name: str = NAME) -> dict[int | None, Report]:
+    """The reports of the graphs that a registered policy was applied to in this process: by stage of a pipeline, and of
+    a whole step under None. ``name`` is what ``register`` returned. Raises ``KeyError`` for another name."""
+    return dict(_registry()[name].reports)
+
+
 class MemoryPolicy:
     """The registered policy: TorchTitan calls it with the traced graph and its configuration."""
 
@@ -72,6 +103,7 @@ class MemoryPolicy:
         self.also_called = ""
         """The name that does not change with the policy."""
         self.__name__ = f"apl_{policy.name}"  # what TorchTitan's log calls a pass
+        self.reports: dict[int | None, Report] = {}
 
     def __call__(self, gm: fx.GraphModule, *, config: Any = None) -> fx.GraphModule:
         """Carry the policy out on ``gm``, in place. ``config`` decides nothing: the policy does.
@@ -86,19 +118,83 @@ class MemoryPolicy:
             message = f"the step is to be precompiled under the name `{chosen}`, which does not identify the policy"
             help = "choose the memory policy by the name that `register` returns"
             raise PolicyGraphError([diagnose(UNTOLD_NAME, message, help=help)])
-        if self.policy.orders and options is not None:
+        pipeline = _pipeline_of(gm, config)
+        policy = self.policy if pipeline is None else _part_for(self.policy, pipeline)
+        if policy.orders and options is not None and pipeline is None:
             _refuse_another_order(options)
-        facts = collect(gm, static_inputs=parameters_of(gm), mesh=self.mesh)
+        facts = collect(gm, static_inputs=parameters_of(gm, later_stage=bool(policy.stage)), mesh=self.mesh)
         if facts.kind is not GraphKind.FLAT:
             message = f"a memory policy acts on the graph of a whole step, and this is a {facts.kind.value} graph"
-            help = "the graph trainer makes one with `compile.mode = 'aot_fx_trace'` and without pipeline parallelism"
+            help = "the graph trainer makes one with `compile.mode = 'aot_fx_trace'`"
             raise PolicyGraphError([diagnose(NOT_FLAT, message, help=help)])
-        apply_policy(gm, self.policy, self.mesh, facts=facts)
+        joins = policy.stage is not None and _JOINS not in getattr(options, "disable_passes", ())
+        if joins and any(map(is_all_gather, facts.by_target)):
+            warn(JOINED_GATHERS.diagnostic(joins=_JOINS))
+        apply_policy(gm, policy, self.mesh, facts=facts)
+        if policy.stage is not None:
+            _leave_forward_alone(gm)
+        self.reports[policy.stage] = report_on(gm)
         # The tags were applied. TorchTitan's pass would read them as work to do, and refuses random operators.
         for node in gm.graph.nodes:
             for key in _TAGS:
                 node.meta.pop(key, None)
         return gm
+
+
+def _pipeline_of(gm: fx.GraphModule, config: Any) -> Pipeline | None:
+    """The pipeline that TorchTitan's configuration asks for, and by the names of a graph's modules the stage that the
+    graph is; None without pipeline parallelism. Raises ``PolicyGraphError`` for a graph of no stage."""
+    parallelism: Any = getattr(config, "parallelism", None)
+    ranks = getattr(parallelism, "pipeline_parallel_degree", 1)
+    if ranks < 2:
+        return None
+    from torchtitan.distributed import pipeline_parallel as theirs
+
+    stages = parallelism.module_fqns_per_model_part
+    if stages is None:
+        numbers = theirs._get_pipeline_metadata(SimpleNamespace(pp=ranks), parallelism, config.model_spec.model)
+        stages = theirs._generate_llm_fqn_per_model_part(*numbers)
+    paths = {f"{raw_path(node.meta)}." for node in gm.graph.nodes}
+    for number, names in enumerate(stages):
+        if any(path.startswith(f"{name}.") for path in paths for name in names):
+            schedule = parallelism.pipeline_parallel_schedule.lower()
+            return Pipeline(schedule, len(stages), getattr(parallelism, "num_pp_microbatches", 0), stage=number)
+    message = f"the graph has no module of the {counted(len(stages), 'stage')} that TorchTitan's configuration names"
+    help = "name every module that a stage runs in `parallelism.module_fqns_per_model_part`"
+    raise PolicyGraphError([diagnose(NOT_FLAT, message, help=help)])
+
+
+def _part_for(policy: Policy, pipeline: Pipeline) -> Policy:
+    """The policy for one stage. Raises ``PolicyGraphError`` where its ``schedule`` line has another number of them."""
+    own = policy.pipeline
+    if own is not None and own.stages != pipeline.stages:
+        message = f"the policy has {counted(own.stages, 'stage')}, and TorchTitan runs {pipeline.stages}"
+        help = f"write `schedule {own.schedule} into {pipeline.stages} stages of {own.microbatches} microbatches`"
+        raise PolicyGraphError([diagnose(NO_PIPELINE, message, own.span, help=help)])
+    return staged(evolve(policy, pipeline=own or pipeline), pipeline.stage)
+
+
+def _leave_forward_alone(gm: fx.GraphModule) -> None:
+    """Let recomputations in place return new memory, where nothing else reads the old. TorchTitan cuts a stage with a
+    function of torch that keeps each operator that writes or is tagged as random, and what it reads: its forward graph
+    would recompute too. Warns of those that stay so."""
+    kept = []
+    for node in gm.graph.nodes:
+        if marks.RECOMPUTED not in marks.custom(node.meta) or not isinstance(node.target, OpOverload):
+            continue
+        schema, written = schema_of(node.target), node.args[0] if node.args else None
+        if schema.is_mutable and isinstance(written, fx.Node):
+            packet = getattr(torch.ops.aten, schema.name.partition("::")[2].removesuffix("_"), None)
+            pure = getattr(packet, schema.overload_name or "default", None)
+            dtypes = {each.meta["val"].dtype for each in (node, *node.all_input_nodes)}
+            is_view = isinstance(written.target, OpOverload) and describe(written.target).flags & Flag.VIEW
+            if pure is not None and len(written.users) == len(dtypes) == 1 and not is_view:
+                node.target = pure
+        if node.is_impure():
+            kept.append(marks.custom(node.meta)[marks.RECOMPUTED])
+    if kept:
+        warn(ALSO_IN_FORWARD.diagnostic(names=listed([f"`{name}`" for name in kept], _MOST_NAMES)))
+    gm.recompile()
 
 
 def _refuse_another_order(options: Any) -> None:
@@ -134,8 +230,9 @@ def _registry() -> dict[str, Any]:
 # --- the inputs that are parameters ---------------------------------------------------------------------------------
 
 
-def parameters_of(gm: fx.GraphModule) -> list[int]:
+def parameters_of(gm: fx.GraphModule, *, later_stage: bool = False) -> list[int]:
     """The positions, among the inputs of ``gm``, of those that hold a parameter. Never one that holds anything else.
+    ``later_stage``: the last output is the gradient of what the stage before sends, and not of a parameter.
 
     The graph does not mark them. The trainer calls its tracer with the model's parameters, in the order of
     ``named_parameters``, then buffers, then the batch. The outputs are the loss and the gradients of trained
@@ -143,7 +240,8 @@ def parameters_of(gm: fx.GraphModule) -> list[int]:
     mesh. Frozen parameters after the last trained one are found only if they are DTensors.
     """
     inputs = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
-    end = _behind_the_trained(inputs, list(_gradients(gm)))
+    gradients = list(_gradients(gm))
+    end = _behind_the_trained(inputs, gradients[:-1] if later_stage else gradients)
     while end + 1 < len(inputs) and isinstance(inputs[end], torch.Tensor) and isinstance(inputs[end + 1], DeviceMesh):
         end += 2
     return [position for position in range(end) if isinstance(inputs[position], torch.Tensor)]

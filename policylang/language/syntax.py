@@ -666,6 +666,11 @@ class Policy:
         return None if span is None else self.includes.get(span.source.name)
 
     @property
+    def stage(self) -> int | None:
+        """The stage of a pipeline that the policy is for; None where it is for a whole model."""
+        return None if self.pipeline is None else self.pipeline.stage
+
+    @property
     def deciding(self) -> tuple[Rule | Rewriting | Scheduling, ...]:
         """The statements that change what becomes of a graph."""
         return (*self.rules, *self.rewrites, *self.scheduling)

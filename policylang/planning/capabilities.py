@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from policylang.graph.facts import GraphKind
 
@@ -40,6 +40,8 @@ class Capabilities:
     block_by_block: bool = False
     """True if it sees one block of a model at a time. A plan of the whole graph for it refuses what counts over the
     graph, and decides nothing outside the blocks."""
+    elsewhere: str = ""
+    """How to apply lines about collectives that the path refuses, as a phrase; empty where there is no other place."""
     settled: str = ""
     """Why rules have nothing to decide there, as a phrase; empty where they decide."""
 
@@ -51,6 +53,17 @@ FLAT = Capabilities(
     "a flat graph", replays_random=True, offloads=True, rewrites=True, orders=True, undecided="as traced"
 )
 """There is no min-cut there; the report counts the values that stay saved as traced."""
+
+STAGE = evolve(
+    FLAT,
+    name="the graph of a stage, which is cut into forward and backward afterwards,",
+    rewrites=False,
+    orders=False,
+    elsewhere="give the line to the graphs that gather and reduce, once the stage is cut: "
+    "`policylang.apply(graphs.modules.unshard, …)` and `graphs.modules.reduce_grad`",
+)
+"""The flat graph of one stage of a pipeline. Its gathers and reductions become graphs that run once a step, and a slice
+would be cut in two."""
 
 HALF = Capabilities(
     "a forward or backward graph",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from policylang.graph.facts import Facts, Flag
+from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.graph.loads import under_load
 from policylang.language.cancellation import check_cancelled, collector_paused
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import heeded
 from policylang.language.syntax import Policy
 from policylang.planning import refusals, schedule
-from policylang.planning.capabilities import Capabilities
+from policylang.planning.capabilities import STAGE, Capabilities
 from policylang.planning.decisions import decide, rule_warnings
 from policylang.planning.decisions.offloading import offload_diagnostics, prefetch_diagnostics, resolve_offloads
 from policylang.planning.edits.other_ranks import Ranks
@@ -19,10 +19,17 @@ from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edi
 from policylang.planning.expectations import check_expectations, incomplete_figures
 from policylang.planning.liveness import as_scheduled, with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
-from policylang.planning.pipelines import received, stage_errors
+from policylang.planning.pipelines import gathers_again, received, stage_errors, unsharded
 from policylang.planning.plan import Plan, plan_digest, schedule_of
 from policylang.planning.selection.selectors import selections_for
-from policylang.planning.statement_errors import StatementErrors, loads_untold, named_alone, time_errors, unanswerable
+from policylang.planning.statement_errors import (
+    StatementErrors,
+    in_stage,
+    loads_untold,
+    named_alone,
+    time_errors,
+    unanswerable,
+)
 from policylang.planning.value_outcome import KEPT, Default, by_rule, moves
 from policylang.simulation.node_times import node_times
 
@@ -49,6 +56,9 @@ def plan(
     if policy.balance is not None:
         facts = under_load(facts, policy.balance.factor, policy.balance.is_limit)
     before = facts
+    is_stage = policy.stage is not None and place is None and facts.kind is GraphKind.FLAT
+    if is_stage:
+        capabilities = STAGE
     edits, facts = plan_edits(policy, before, capabilities, ranks)
     alone = place is not None and place.blocks is not None
     used = device or policy.device
@@ -63,6 +73,8 @@ def plan(
         around = schedule.around_blocks(facts, blocks, checkpoints)
     if policy.pipeline is not None and place is None:
         around = evolve(around, received=received(facts, selections))
+    if is_stage:
+        around = evolve(around, unsharded=unsharded(facts, selections.chains))
     tagged = {} if apart else decide.user_decisions(facts)  # the policy's checkpoints take the place of the user's own
     default: Default = policy.undecided.fate if policy.undecided is not None else "auto"
     if default == "auto" and capabilities.undecided is not None:
@@ -126,6 +138,7 @@ def plan(
         *(schedule.beyond_one_block(policy, place) if alone or apart else ()),
         *(named_alone(policy, facts) if apart else ()),
         *stage_errors(policy, selections, is_stage=place is not None),
+        *gathers_again(policy, rules, around.unsharded, selections.chains),
         *errors.no_blocks(rules),
         *unanswerable(policy, facts),
         *loads_untold(policy.balance if place is None else None, facts),
@@ -147,4 +160,6 @@ def plan(
         *errors.of_expectations({at: each for at, each in unmet.items() if at not in by_fsdp.expectations}),
         *incomplete_figures(policy.expectations, facts, needs, times),
     )
+    if is_stage:
+        diagnostics = tuple(in_stage(diagnostics, policy.stage))
     return evolve(made, expectations=expectations, diagnostics=heeded(diagnostics))

@@ -196,12 +196,13 @@ def cannot_edit(statement: syntax.Rewriting, capabilities: Capabilities) -> Diag
         help = "compile the model with `policylang.backend`, or trace the step with `policylang.trace_step`"
         return diagnose(PATH_CANNOT, message, statement.span, help=f"{help}; in eager, compute the loss slice by slice")
     asks = f"asks for a rewrite of collectives, which {capabilities.name} cannot do"
-    return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span)
+    message = f"`{statement.span.one_line}` {asks}"
+    return diagnose(PATH_CANNOT, message, statement.span, help=capabilities.elsewhere or None)
 
 
 def cannot_order(statement: syntax.Bucket | syntax.Scheduling, capabilities: Capabilities) -> Diagnostic:
     asks = f"asks for an order of collectives, which {capabilities.name} cannot keep"
-    help = _done_with_fsdp(statement) if capabilities.orders_weights else None
+    help = _done_with_fsdp(statement) if capabilities.orders_weights else capabilities.elsewhere or None
     return diagnose(PATH_CANNOT, f"`{statement.span.one_line}` {asks}", statement.span, help=help)
 
 

@@ -235,6 +235,8 @@ class AroundBlocks:
     """Each ``detach``, with its input. Autograd asks for it, as often as it likes: it is no operator of a block."""
     received: frozenset[int] = frozenset()
     """Values that another stage of a pipeline reads: both stages hold them until their backward."""
+    unsharded: frozenset[int] = frozenset()
+    """The gathered weights of a stage, which the pipeline holds for all microbatches."""
 
 
 def around_blocks(facts: Facts, blocks: BlockTable, checkpoints: Checkpoints) -> AroundBlocks:

@@ -47,7 +47,7 @@ from policylang.planning.selection import no_match
 from policylang.planning.selection.selectors import Selections, column_of, operator_matcher, selections_for
 from policylang.simulation.node_times import NodeTimes, lacking
 
-OLDER, SHARE_OF_NONE, NO_DEVICE, LOAD = "APL358", "APL369", "APL370", "APL660"
+OLDER, NOTHING_YET, SHARE_OF_NONE, NO_DEVICE, LOAD = "APL358", "APL359", "APL369", "APL370", "APL660"
 _MOST_NAMES = 8
 
 
@@ -317,6 +317,19 @@ the blocks; a line that orders collectives, and one that joins them."""
 _NOTHING_HERE = frozenset((refusals.MATCHES_NOTHING, refusals.NOTHING_TO_REWRITE, *_NOTHING_ORDERED))
 """The diagnostics that report it of one line for different reasons: one graph has no collective, another none that
 moves."""
+
+
+def in_stage(found: Iterable[Diagnostic], stage: int | None) -> Iterator[Diagnostic]:
+    """The diagnostics of one stage's graph: a line that matches nothing in it may match in another stage, so each error
+    that says so is a warning."""
+    for each in found:
+        if each.code not in DEFERRED_CODES or each.severity is not Severity.ERROR:
+            yield each
+        elif each.cause == each.code or each.cause not in DEFERRED_CODES:
+            message = f"{each.message.replace('this graph', f'stage {stage}')}; another stage may have it"
+            help = "ignore this if the line is meant for another stage"
+            warned = diagnose(NOTHING_YET, message, each.span, help=help, details=each.details)
+            yield evolve(warned, include=each.include)
 
 
 @frozen

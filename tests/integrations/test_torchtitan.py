@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import policylang
-from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError, PolicyWarning
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.integrations import torchtitan
@@ -30,6 +30,7 @@ from tests.support.titan import (
     graph_trainer,
     llama,
     model_of,
+    stages_of,
     step_of,
     tokens_and_labels,
 )
@@ -356,6 +357,90 @@ def test_a_graph_that_is_not_a_whole_step_is_refused():
     with pytest.raises(PolicyGraphError, match="and this is a joint graph") as caught:
         memory_policy(joint.gm)
     assert caught.value.diagnostics[0].code == "APL384"
+
+
+STAGED = (
+    "blocks layers.*; recompute everything in block; save attention in block; save matmul in last stage\n"
+    "offload attention in first stage"
+)
+
+
+def test_stages_follow_a_policy_to_the_bit(registry: dict[str, object]):
+    """What a stage saves crosses from its forward to its backward; what it recomputes is in either part of that."""
+    plain = stages_of(torchtitan.register(policylang.parse("undecided -> save"), "plain"))
+    ours = stages_of(torchtitan.register(policylang.parse(STAGED)))
+    reports = torchtitan.reports()
+    for number, (mine, other) in enumerate(zip(ours, plain, strict=True)):
+        for how in ("split", "whole"):
+            assert bitwise_equal(mine.run(how), other.run(how))
+        graphs, report = mine.graphs.modules, reports[number]
+        forward, backward = ({node.name for node in gm.graph.nodes} for gm in (graphs.fw, graphs.full_bw))
+        assert report.audit is not None
+        assert report.audit.agrees
+        saved = {*mine.graphs.meta.partition.saved_for_backward_names} - {"fw", *placeholders(graphs.fw)}
+        assert not saved & {*report.recomputed.names}
+        assert {f"{name}_recomputed" for name in report.recomputed.names} <= backward - forward
+        products = {name for name in report.saved.names if name.startswith("mm")}
+        assert bool(products) is bool(number)
+        assert products <= saved
+        assert bool(report.offloaded.names) is not bool(number)
+    parts = ours[1].graphs.modules
+    assert any("recomputed" in node.name for node in parts.bw_dw.graph.nodes)
+
+
+def placeholders(gm: fx.GraphModule) -> list[str]:
+    return [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+
+
+def test_the_weights_of_a_stage_are_gathered_by_a_graph_of_their_own(registry: dict[str, object]):
+    """Which a policy orders, as it does the graph that reduces gradients."""
+    ours = stages_of(torchtitan.register(policylang.parse(STAGED)), ranks=2)
+    for stage in ours:
+        graphs = stage.graphs.modules
+        for gm in (graphs.fw, graphs.full_bw):
+            assert not any("_c10d" in str(node.target) for node in gm.graph.nodes)
+        for gm, kind, words in (
+            (graphs.unshard, "all_gather", "(all_gather where from parameter)"),
+            (graphs.reduce_grad, "reduce_scatter", "reduce_scatter"),
+        ):
+            before = sum(kind in str(node.target) for node in gm.graph.nodes)
+            policylang.apply(gm, policylang.parse(f"bucket {words} up to 64 MiB"), agree=False)
+            assert sum(kind in str(node.target) for node in gm.graph.nodes) == 1 < before
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("include <fsdp_reshard_always>", "APL658"),
+        ("bucket all_gather up to 64 MiB", "APL306"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [
+                ("fuse all_gather chains", "APL306"),
+                ("chunk loss into 4", "APL306"),
+                ("save mm in first half of blocks", "APL656"),
+                ("schedule 1f1b into 4 stages of 8 microbatches", "APL657"),
+            ]
+        ),
+    ],
+)
+def test_a_line_that_a_stage_cannot_follow_is_refused(line: str, code: str, registry: dict[str, object]):
+    name = torchtitan.register(policylang.parse(f"blocks layers.*; recompute everything in block\n{line}\n"))
+    with pytest.raises(PolicyError) as caught:
+        stages_of(name, ranks=2)
+    found = next(each for each in caught.value.diagnostics if each.code == code)
+    assert found.span is not None
+    assert found.help
+
+
+def test_a_line_may_be_meant_for_another_stage(registry: dict[str, object]):
+    """Here of a norm, in the last. A recomputed attention is told of: TorchTitan's forward graph has it too."""
+    text = "blocks layers.*; recompute everything in block; save everything in /norm"
+    with pytest.warns(PolicyWarning, match="APL662"):
+        stages_of(torchtitan.register(policylang.parse(text)))
+    first, last = (torchtitan.reports()[number].warnings for number in range(2))
+    assert any("matches nothing in stage 0" in each and "APL359" in each for each in first)
+    assert not any("APL359" in each for each in last)
 
 
 def test_without_torchtitan_the_error_says_so(monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from tests.support.titan import graph_trainer
 from tests.support.titan_trainer import Outcome, Setting, trained
@@ -171,3 +172,64 @@ def test_the_graph_trainer_in_the_order_of_a_policy(order: str, tmp_path: Path) 
         assert outcome.audit is True
         traced, planned, sent = outcome.planned
         assert sent == planned < traced
+
+
+RUNTIME = ["Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
+"""The schedules that run stages as graphs."""
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", *RUNTIME])
+def test_the_stages_of_the_eager_trainer(schedule: str) -> None:
+    run = Setting(trainer="eager", pipeline=schedule, layers=4)
+    plain = trained(run, 2)
+    for policy in (*EAGER.values(), "llama3_sac"):
+        ours = trained(evolve(run, policy=policy), 2)
+        assert_same_training(ours, plain)
+        assert [outcome.audit for outcome in ours] == [True, True]
+        assert all(outcome.reported for outcome in ours)
+
+
+@pytest.mark.parametrize("schedule", RUNTIME)
+def test_the_stages_of_the_graph_trainer(schedule: str, tmp_path: Path) -> None:
+    """Their forward, their backward, and where the schedule splits it the parts for inputs and for weights."""
+    run = Setting(pipeline=schedule, layers=4)
+    own = trained(evolve(run, theirs="default"), 2)
+    offloads = tmp_path / "offloads.apl"
+    offloads.write_text(
+        "blocks layers.*\n"
+        "recompute everything in block\n"
+        "save attention in block\n"
+        "save matmul in first half of stages\n"
+        "offload matmul in last stage\n"
+    )
+    for policy in ("torchtitan_default", "llama3_sac", str(offloads)):
+        ours = trained(evolve(run, policy=policy), 2)
+        assert_same_training(ours, own)
+        assert [outcome.audit for outcome in ours] == [True, True]
+        if policy == "torchtitan_default":
+            assert [outcome.ran for outcome in ours] == [outcome.ran for outcome in own]
+
+
+def test_the_weights_of_stages_are_gathered_once() -> None:
+    """Two stages on each of four ranks, whose weights two ranks share: a graph gathers them, joined where a policy
+    joins them there."""
+    disabled = ("joint_transformer_block_bucketing_reordering_pass",)
+    run = Setting(pipeline="Interleaved1F1B", layers=4, disabled=disabled)
+    own = trained(evolve(run, theirs="default"), 4)
+    for policy in ("torchtitan_default", "torchtitan_graph_full"):
+        ours = trained(evolve(run, policy=policy), 4)
+        assert_same_training(ours, own)
+        assert [outcome.gathers for outcome in ours] == [outcome.gathers for outcome in own]
+    joined = evolve(run, policy=policy, unshard="bucket (all_gather where from parameter) up to 64 MiB")
+    ours = trained(joined, 4)
+    assert_same_training(ours, own)
+    assert [outcome.gathers for outcome in ours] == [2, 2, 2, 2]
+    assert own[0].gathers > 10
+
+
+def test_a_stage_is_told_that_its_gathers_are_joined() -> None:
+    """As TorchTitan does unless told otherwise: the bits are the same, and each microbatch gathers."""
+    run = Setting(pipeline="Interleaved1F1B", layers=4)
+    assert_same_training(
+        trained(evolve(run, policy="torchtitan_default"), 4), trained(evolve(run, theirs="default"), 4)
+    )

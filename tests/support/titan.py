@@ -137,6 +137,67 @@ def step_of(model: nn.Module, *, ranks: int = 1, sharded: bool = True, chunked: 
         return _traced(model, _chunked_loss(model) if chunked else _loss())
 
 
+class CutStage(NamedTuple):
+    """A stage of a pipeline of the graph trainer's, cut into its graphs."""
+
+    module: nn.Module
+    graphs: Any
+    """TorchTitan's ``GraphTrainerStageGraphs``."""
+    given: tuple[Any, ...]
+    """Arguments and keywords, the labels, and the loss's keywords."""
+
+    def run(self, weights: str = "split") -> list[Tensor]:
+        """What it returns, and its gradients: of its weights, and of its input where it has one."""
+        values = [[each.detach() for each in found] for found in (self.module.parameters(), self.module.buffers())]
+        torch.manual_seed(2)
+        output, saved = self.graphs.forward(*self.given, unsharded_param_values=values[0], flat_buffer_values=values[1])
+        sent = () if self.graphs.meta.is_last_stage else (torch.randn_like(output),)
+        if weights == "split" and self.graphs.supports_backward_input_weight_split:
+            received, left = self.graphs.backward_input((output,), saved, sent)
+            return [output, *received, *self.graphs.backward_weight(left)]
+        received, gradients = self.graphs.full_backward((output,), saved, sent)
+        return [output, *received, *gradients]
+
+
+def stages_of(policy: str, layers: int = 2, *, ranks: int = 1) -> list[CutStage]:
+    """Llama in two stages, each traced, given to a policy and cut by TorchTitan's own functions; sharded on several
+    ranks, of which the others are imagined. ``policy`` is the name of a memory policy."""
+    builder, common = graph_trainer("graph_pp.graph_builder"), graph_trainer("common_utils")
+    pipelines = import_module("torchtitan.distributed.pipeline_parallel")
+    off = ["joint_transformer_block_bucketing_reordering_pass"]
+    options = graph_trainer("configs").GraphTrainerCompileConfig(memory_policy=policy, disable_passes=off)
+    boxed = graph_trainer("configs").GraphTrainerCompileConfig(enable_passes=False)
+    parallelism = import_module("torchtitan.config").ParallelismConfig(pipeline_parallel_degree=2)
+    model, (tokens, labels) = model_of(layers), tokens_and_labels()
+    settings = SimpleNamespace(layers=[SimpleNamespace()] * layers)
+    hidden = torch.randn(1, LENGTH, model.tok_embeddings.weight.shape[1])
+    found = []
+    with group_of(ranks):
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",))
+        for number, names in enumerate(pipelines._generate_llm_fqn_per_model_part(2, layers, 1, 1)):
+            part = pipelines._split_module(model, names)
+            common.annotate_module_fqns(part)
+            if ranks > 1:
+                part = graph_trainer("simple_fsdp").data_parallel(part, mesh, "fully_shard")
+            given: tuple[Any, ...] = ((tokens,), {}, None, {})
+            if number:
+                received, kwargs = hidden.clone().requires_grad_(), {"global_valid_tokens": torch.tensor(float(LENGTH))}
+                given = ((received,), {}, labels, kwargs)
+            sent = SimpleNamespace(outputs=[hidden], output_grads=[hidden])
+            numbers = {
+                "stage_index": number,
+                "is_last": number == 1,
+                "_stage_meta": sent,
+                "_to_tensor": lambda meta: meta,
+            }
+            stage: Any = SimpleNamespace(submod=part, **numbers)
+            how = {"model_config": settings, "parallelism": parallelism, "compile_graphs": False}
+            builder._build_stage_graphs(stage, *given, loss_fn=_loss(), compile_config=options, **how)
+            builder._compile_stage_graphs(stage, compile_config=boxed)
+            found.append(CutStage(part, stage.graphs, given))
+    return found
+
+
 def _traced(model: nn.Module, loss: Any) -> Traced:
     trainer, tracer = graph_trainer("trainer"), graph_trainer("make_fx_tracer")
     batch = (*tokens_and_labels(), torch.tensor(float(LENGTH)), {})

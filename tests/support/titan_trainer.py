@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +24,9 @@ import torch
 from attrs import asdict, field, frozen
 from torch import Tensor
 
-LENGTH, BATCH, VOCABULARY = 64, 2, 2048
+import policylang
+
+LENGTH, BATCH, VOCABULARY, MICROBATCHES = 64, 2, 2048, 4
 MARK = "OUTCOME "
 COUNTED = {
     *("aten::mm", "aten::bmm", "aten::_grouped_mm", "aten::_scaled_dot_product_flash_attention_for_cpu"),
@@ -52,6 +54,10 @@ class Setting:
     """What parameters are gathered in."""
     disabled: tuple[str, ...] = ()
     """Passes of the graph trainer that do not run."""
+    pipeline: str = ""
+    """The schedule of a pipeline whose stages the ranks run; empty where each runs the whole model."""
+    unshard: str = ""
+    """The policy of each stage's graph that gathers weights, once the stages are cut."""
     example: str = ""
     """A script of ``examples/`` that makes the configuration, by its name."""
 
@@ -118,13 +124,16 @@ def train(setting: Setting) -> Outcome:
         return loss
 
     trainer.forward_backward_step = observed
+    if setting.unshard:
+        trainer.pp_schedule.graph_provider = OrderedGathers(trainer.pp_schedule.graph_provider, setting.unshard)
     trainer.train()
-    (model,) = trainer.model_parts
-    found = {} if setting.trainer == "eager" else _graph(trainer._traced_step.gm)
+    found: dict[str, Any] = {}
+    if setting.trainer == "graph":
+        found = _graphs(_stage_graphs(trainer) if setting.pipeline else [trainer._traced_step.gm])
     if setting.policy is not None:
-        found |= _report(model if setting.trainer == "eager" else trainer._traced_step.gm)
+        found |= _report(trainer, setting)
     trainer.close()
-    return Outcome(int(os.environ["RANK"]), losses, _digest(model), ran, **found)
+    return Outcome(int(os.environ["RANK"]), losses, _digest(trainer.model_parts), ran, **found)
 
 
 def configured(setting: Setting) -> Any:
@@ -143,6 +152,13 @@ def configured(setting: Setting) -> Any:
     training.disable_cuda_graphs = True
     training.mixed_precision_param = setting.precision
     parallelism.data_parallel_shard_degree = int(os.environ["WORLD_SIZE"])
+    if setting.pipeline:
+        parallelism.pipeline_parallel_degree, parallelism.pipeline_parallel_schedule = 2, setting.pipeline
+        parallelism.data_parallel_shard_degree //= 2
+        training.local_batch_size = MICROBATCHES
+        _hand_over_microbatches()
+        if setting.trainer == "graph":
+            _leave_places_for_meshes()
     parallelism.fsdp_reshard_after_forward = setting.reshard
     parallelism.spmd_backend = "partial_dtensor"  # the other one's collectives have no CPU implementation
     config.tokenizer, config.dataloader = NoTokenizer(), RandomTokens()
@@ -189,29 +205,57 @@ def _choose_policy(config: Any, setting: Setting) -> None:
         config.activation_checkpoint = PolicyAC.Config(policy=setting.policy)
 
 
-def _graph(gm: torch.fx.GraphModule) -> dict[str, Any]:
-    nodes = list(gm.graph.nodes)
+def _stage_graphs(trainer: Any) -> list[torch.fx.GraphModule]:
+    """The graphs that the stages of this rank are cut into, but for the whole backward where its parts run."""
+    modules = [stage.graphs.modules for stage in trainer.pp_schedule.schedule._stages]
+    return [gm for each in modules for gm in (each.fw, each.bw_di or each.full_bw, each.bw_dw, each.unshard) if gm]
+
+
+class OrderedGathers:
+    """In place of what builds the graphs of stages, in the first step: builds them, and orders their gathers."""
+
+    def __init__(self, builder: Any, text: str) -> None:
+        self.builder, self.policy = builder, policylang.parse(text)
+        self.done = False
+
+    def prepare_graphs(self, schedule: Any, *given: Any, **named: Any) -> Any:
+        made = self.builder.prepare_graphs(schedule, *given, **named)
+        for stage in () if self.done else schedule._stages:
+            policylang.apply(stage.graphs.modules.unshard, self.policy)
+        self.done = True
+        return made
+
+
+def _graphs(gms: Sequence[torch.fx.GraphModule]) -> dict[str, Any]:
+    nodes = [node for gm in gms for node in gm.graph.nodes]
     return {
         "gathers": sum("all_gather_into_tensor" in str(node.target) for node in nodes),
-        "recomputed": [node.name for node in nodes if node.name.endswith("_recomputed")],
+        "recomputed": [node.name for node in nodes if node.name.endswith("_recomputed") and node.op != "placeholder"],
     }
 
 
-def _report(of: Any) -> dict[str, Any]:
-    import policylang
+def _report(trainer: Any, setting: Setting) -> dict[str, Any]:
+    from policylang.integrations import torchtitan
 
-    report = policylang.report(of)
-    found = {"audit": report.audit.agrees, "reported": len(report.recomputed)}
-    if report.orders and isinstance(of, torch.fx.GraphModule):
-        (account,) = report.orders
-        sent = sum("_c10d_functional" in str(node.target) and "wait" not in str(node.target) for node in of.graph.nodes)
+    gm = None if setting.pipeline or setting.trainer == "eager" else trainer._traced_step.gm
+    if gm is None and setting.trainer == "graph":
+        reports = list(torchtitan.reports().values())
+    else:
+        reports = [policylang.report(each) for each in (trainer.model_parts if gm is None else [gm])]
+    found = {
+        "audit": all(each.audit.agrees for each in reports),
+        "reported": sum(len(each.recomputed) for each in reports),
+    }
+    if gm is not None and reports[0].orders:
+        (account,) = reports[0].orders
+        sent = sum("_c10d_functional" in str(node.target) and "wait" not in str(node.target) for node in gm.graph.nodes)
         found["planned"] = [account.traced.collectives, account.planned.collectives, sent]
     return found
 
 
-def _digest(model: torch.nn.Module) -> str:
+def _digest(parts: Sequence[torch.nn.Module]) -> str:
     digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
+    for name, value in sorted((name, value) for part in parts for name, value in part.state_dict().items()):
         local = value.to_local() if hasattr(value, "to_local") else value
         digest.update(name.encode() + local.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -230,7 +274,8 @@ class NoTokenizer:
 class RandomTokens:
     """In place of a dataset's configuration, and the loader that it makes: the same tokens in every run."""
 
-    def build(self, *, dp_rank: int = 0, **_: Any) -> RandomTokens:
+    def build(self, *, dp_rank: int = 0, local_batch_size: int = BATCH, **_: Any) -> RandomTokens:
+        self.rows = local_batch_size
         self.generator = torch.Generator().manual_seed(dp_rank)
         return self
 
@@ -239,8 +284,8 @@ class RandomTokens:
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         while True:
-            tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=self.generator)
-            positions = torch.arange(LENGTH).repeat(BATCH, 1)
+            tokens = torch.randint(VOCABULARY, (self.rows, LENGTH + 1), generator=self.generator)
+            positions = torch.arange(LENGTH).repeat(self.rows, 1)
             yield {"input": tokens[:, :-1].contiguous(), "positions": positions}, tokens[:, 1:].contiguous()
 
 
@@ -286,6 +331,32 @@ def _list_attention_of_cpus() -> None:
     }
     for user in users:
         user._get_default_save_ops = lambda: set(listed)
+
+
+def _hand_over_microbatches() -> None:
+    """TorchTitan 0.3.0 gives a schedule its microbatches ready split, which ``step`` of torch 2.13 does not take."""
+    from torch.distributed.pipelining import schedules
+
+    def step(self: Any, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, **options: Any) -> None:
+        for stage in getattr(self, "_stages", None) or [self._stage]:
+            stage.has_backward = self._has_backward
+            stage.clear_runtime_states()
+        self._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, **options)
+
+    schedules.PipelineScheduleSingle.step = schedules.PipelineScheduleMulti.step = step
+
+
+def _leave_places_for_meshes() -> None:
+    """A DTensor is two inputs, its local tensor and its mesh, and TorchTitan 0.3.0 counts both among those of a stage;
+    its graph that gathers the weights returns tensors alone under torch 2.13."""
+    builder = import_module("torchtitan.experiments.graph_trainer.graph_pp.graph_builder")
+    gather = builder.GraphTrainerStageGraphs.unshard_params
+
+    def padded(self: Any, values: Any, **options: Any) -> list[Any]:
+        found = gather(self, values, **options)
+        return [*found, *[None] * (self.meta.num_flat_param_values - len(found))]
+
+    builder.GraphTrainerStageGraphs.unshard_params = padded
 
 
 def _model_of_costs() -> None:

@@ -138,6 +138,7 @@ def first_decisions(
     outside = Decision(Action.SAVE, None, Why.ALWAYS, "outside the blocks, where there is no checkpoint")
     block_output = Decision(Action.SAVE, None, Why.ALWAYS, "what a block returns: the next checkpoint holds it")
     received = Decision(Action.SAVE, None, Why.ALWAYS, "another stage reads it: both hold it until their backward")
+    unsharded = Decision(Action.SAVE, None, Why.ALWAYS, "a gathered weight: the stage holds it for all microbatches")
     action, reason = UNDECIDED[undecided]
     rest = Decision(action, None, Why.UNDECIDED, f"no rule matches it{reason}")
     chunked = {action: Decision(action, None, Why.CHUNKED, _CHUNKED[action]) for action in _CHUNKED}
@@ -152,6 +153,8 @@ def first_decisions(
             decisions[row] = seed
         elif owner in around.received:
             decisions[row] = received
+        elif owner in around.unsharded:
+            decisions[row] = unsharded
         elif owner in around.outside:
             decisions[row] = outside
         elif owner in around.detached:
