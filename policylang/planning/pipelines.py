@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from policylang.graph.blocks import Chains, stages_of
 from policylang.graph.facts import Facts, Flag, InputKind, Phase, Schedule, StepKind
@@ -28,13 +28,12 @@ from policylang.language.selectors import selectors_of, with_lets
 from policylang.language.shown import counted
 from policylang.language.syntax import InBlock, Pipeline, Policy
 from policylang.operators.names import is_all_gather
-from policylang.planning.plan import RuleOutcome
 from policylang.planning.selection.selectors import Selections, firsts_of
 from policylang.simulation.memory import Lifetimes, Origin, lifetimes
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import RunLog, walk
 
-UNKNOWN_STAGES, NO_PIPELINE, GATHERS_AGAIN = "APL656", "APL657", "APL658"
+UNKNOWN_STAGES, NO_PIPELINE = "APL656", "APL657"
 
 
 @frozen
@@ -133,21 +132,6 @@ def unsharded(facts: Facts, chains: Chains) -> frozenset[int]:
     lines = {first[row] for row in facts.forward if own[row] and is_all_gather(facts.targets[row])}
     whole = [row for row in facts.forward if own[row] and first[row] in lines and not facts.flags[row] & Flag.VIEW]
     return frozenset(facts.owners[row] for row in {first[row]: row for row in whole}.values())
-
-
-def gathers_again(
-    policy: Policy, rules: Sequence[RuleOutcome], held: Collection[int], chains: Chains
-) -> Iterator[Diagnostic]:
-    """An error for each line about gathered weights alone that does not leave them with the stage."""
-    own = chains.from_parameter_mask
-    for outcome in rules:
-        rule = outcome.rule
-        frees = not rule.optional and (rule.action.recomputes or rule.action.offloads)
-        if not frees or not any(row in held for row in outcome.matched) or not all(own[row] for row in outcome.matched):
-            continue
-        message = f"`{rule.text}` frees gathered weights, and a stage gathers them once for all microbatches of a step"
-        found = diagnose(GATHERS_AGAIN, message, rule.span, help="leave the line out: the pipeline frees them itself")
-        yield evolve(found, include=policy.included_by(rule.span))
 
 
 def stage_errors(policy: Policy, selections: Selections, *, is_stage: bool) -> Iterator[Diagnostic]:

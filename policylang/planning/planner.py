@@ -19,7 +19,7 @@ from policylang.planning.edits.statement_edits import edit_diagnostics, plan_edi
 from policylang.planning.expectations import check_expectations, incomplete_figures
 from policylang.planning.liveness import as_scheduled, with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
-from policylang.planning.pipelines import gathers_again, received, stage_errors, unsharded
+from policylang.planning.pipelines import received, stage_errors, unsharded
 from policylang.planning.plan import Plan, plan_digest, schedule_of
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import (
@@ -138,7 +138,7 @@ def plan(
         *(schedule.beyond_one_block(policy, place) if alone or apart else ()),
         *(named_alone(policy, facts) if apart else ()),
         *stage_errors(policy, selections, is_stage=place is not None),
-        *gathers_again(policy, rules, around.unsharded, selections.chains),
+        *rule_warnings.gathers_again(policy, rules, around.unsharded, selections.chains),
         *errors.no_blocks(rules),
         *unanswerable(policy, facts),
         *loads_untold(policy.balance if place is None else None, facts),

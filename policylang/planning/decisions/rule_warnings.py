@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -34,6 +34,7 @@ from policylang.planning.plan import ExpectationOutcome, Plan, RuleOutcome
 from policylang.planning.selection.selectors import ORIGINS, Selections, selections_for
 from policylang.planning.value_outcome import Decision, Held, Why, outcome_of, saves
 
+GATHERS_AGAIN = "APL658"
 _OTHERS = {InputKind.BUFFER: "buffer", InputKind.USER: "input"}
 
 
@@ -71,6 +72,21 @@ def gathers_left(policy: syntax.Policy, facts: Facts, chains: Chains, rules: Seq
     details = refusals.detail_lines(lines)
     found = diagnose(refusals.GATHERS_LEFT, message, span=contract.rule.span, help=help, details=details)
     return [found]
+
+
+def gathers_again(
+    policy: syntax.Policy, rules: Sequence[RuleOutcome], held: Collection[int], chains: Chains
+) -> Iterator[Diagnostic]:
+    """An error for each line about gathered weights alone that does not leave them with the stage."""
+    own = chains.from_parameter_mask
+    for outcome in rules:
+        rule = outcome.rule
+        frees = not rule.optional and (rule.action.recomputes or rule.action.offloads)
+        if not frees or not any(row in held for row in outcome.matched) or not all(own[row] for row in outcome.matched):
+            continue
+        message = f"`{rule.text}` frees gathered weights, and a stage gathers them once for all microbatches of a step"
+        found = diagnose(GATHERS_AGAIN, message, rule.span, help="leave the line out: the pipeline frees them itself")
+        yield evolve(found, include=policy.included_by(rule.span))
 
 
 def origins_asked(rule: syntax.Rule, policy: syntax.Policy) -> frozenset[InputKind]:
