@@ -85,14 +85,11 @@ def test_without_a_name_a_policy_is_called_like_its_file() -> None:
 def test_a_cycle_shows_its_chain() -> None:
     write(a='include "b.apl"', b='save mm\ninclude "c.apl"', c='include "a.apl"')
     found = only("a.apl")
+    write(itself='include "itself.apl"\nsave mm')
+    assert only("itself.apl").message == "`itself.apl` includes itself: `itself.apl` → `itself.apl`"
     assert (found.code, found.message) == ("APL105", "`a.apl` includes itself: `a.apl` → `b.apl` → `c.apl` → `a.apl`")
     assert found.span.location == "c.apl:1"
     assert [each.span and each.span.location for each in found.related] == ["b.apl:2", "a.apl:1"]
-
-
-def test_a_file_that_includes_itself() -> None:
-    write(a='include "a.apl"\nsave mm')
-    assert only("a.apl").message == "`a.apl` includes itself: `a.apl` → `a.apl`"
 
 
 def test_a_missing_include_shows_its_chain_and_the_nearest_file() -> None:
@@ -106,14 +103,11 @@ def test_a_missing_include_shows_its_chain_and_the_nearest_file() -> None:
     ]
 
 
-def test_a_name_that_is_longer_than_any_file_may_have() -> None:
-    (found,) = parse_policy(f'include "{"a" * 5000}"').diagnostics
-    assert found.code == "APL103"
-
-
-def test_a_bundled_policy_that_is_not_there() -> None:
+def test_a_name_that_no_file_has_or_can_have() -> None:
     (found,) = parse_policy("include <fdsp>\nsave mm").diagnostics
     assert (found.code, found.help) == ("APL103", "did you mean `fsdp`?")
+    (found,) = parse_policy(f'include "{"a" * 5000}"').diagnostics
+    assert found.code == "APL103"
 
 
 def test_an_error_in_an_included_file_is_shown_there() -> None:
@@ -125,18 +119,12 @@ def test_an_error_in_an_included_file_is_shown_there() -> None:
     ]
 
 
-def test_includes_that_multiply_are_bounded() -> None:
-    for level in range(20):
-        write(**{f"m{level}": f'include "m{level + 1}.apl"\n' * 2 + "save mm"})
-    write(m20="save mm")
-    assert [each.code for each in load_policy("m0.apl").diagnostics] == ["APL106"]
-
-
-def test_includes_that_go_deep_are_bounded() -> None:
-    for level in range(40):
-        write(**{f"d{level}": f'include "d{level + 1}.apl"'})
-    write(d40="save mm")
-    assert [each.code for each in load_policy("d0.apl").diagnostics] == ["APL106"]
+@pytest.mark.parametrize(
+    ("levels", "text"), [(20, 'include "{}.apl"\ninclude "{}.apl"\nsave mm'), (40, 'include "{}.apl"')]
+)
+def test_includes_that_multiply_or_go_deep_are_bounded(levels: int, text: str) -> None:
+    write(**{f"m{level}": text.replace("{}", f"m{level + 1}") for level in range(levels)}, **{f"m{levels}": "save mm"})
+    assert only("m0.apl").code == "APL106"
 
 
 def test_files_that_cannot_be_read(in_folder: Path) -> None:

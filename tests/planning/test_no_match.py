@@ -17,7 +17,6 @@ from policylang.language import syntax
 from policylang.language.diagnostics import Diagnostic, Severity, Source, is_error, one_cause
 from policylang.language.loader import load_policy, parse_policy
 from policylang.language.plain_data import from_plain, to_plain
-from policylang.language.selectors import nth
 from policylang.language.syntax import Operator, Policy
 from policylang.planning import statement_errors
 from policylang.planning.capabilities import HALF, JOINT, PathName, capabilities_for
@@ -144,12 +143,6 @@ def test_what_the_users_checkpoint_kept_is_not_said_to_be_taken_over():
     assert found.message == (
         "`save mm` decides nothing: other rules override 1 of the 2 nodes it matches, "
         "and the model's own checkpoint has tagged 1"
-    )
-
-
-def test_ordinals_are_written_as_they_are_said():
-    assert [nth(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == (
-        ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
     )
 
 
