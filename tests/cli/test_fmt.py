@@ -27,21 +27,26 @@ def messy(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_is_written_and_then_left_alone(policylang, messy):
-    outcome = policylang("fmt", str(messy))
-    assert outcome == (0, f"reformatted {messy}\n1 file: 1 formatted\n", "")
-    assert messy.read_text() == CLEAN
-    assert policylang("fmt", str(messy)) == (0, "1 file: 1 already formatted\n", "")
-
-
-def test_check_and_diff_write_nothing(policylang, messy):
-    checked = policylang("fmt", "--check", str(messy))
-    assert checked == (1, f"would reformat {messy}\n1 file: 1 to format\n", "")
-    diffed = policylang("fmt", "--diff", str(messy))
-    assert diffed.code == 1
-    assert "-save   mm;save bmm # both\n+save mm\n+save bmm  # both\n" in diffed.out
-    assert diffed.err.endswith("1 file: 1 to format\n")
-    assert messy.read_text() == MESSY
+@pytest.mark.parametrize(
+    ("before", "asked", "code", "out", "err", "after"),
+    [
+        (MESSY, "messy.apl", 0, "reformatted messy.apl\n1 file: 1 formatted\n", "", CLEAN),
+        (CLEAN, "messy.apl", 0, "1 file: 1 already formatted\n", "", CLEAN),
+        (MESSY, "--check messy.apl", 1, "would reformat messy.apl\n1 file: 1 to format\n", "", MESSY),
+        (MESSY, "--diff messy.apl", 1, None, "1 file: 1 to format\n", MESSY),
+        *((text, "messy.apl", 1, None, "APL001", text) for text in ("".join(map(chr, range(256))), "save mm\0", "\xff")),
+        (MESSY, "nowhere.apl", 2, None, "APL103", MESSY),
+    ],
+)  # fmt: skip
+def test_what_becomes_of_a_file(policylang, messy, monkeypatch, before, asked, code, out, err, after):
+    monkeypatch.chdir(messy.parent)
+    messy.write_bytes(before.encode("latin"))
+    outcome = policylang("fmt", *asked.split())
+    assert outcome.code == code
+    assert out is None or (outcome.out, outcome.err) == (out, err)
+    assert outcome.err.endswith(err) if err.endswith("\n") else err in outcome.err
+    assert messy.read_bytes() == after.encode("latin")
+    assert ("-save   mm;save bmm # both\n+save mm\n+save bmm  # both\n" in outcome.out) is asked.startswith("--diff")
 
 
 def test_a_folder_stands_for_every_policy_below_it(policylang, messy, tmp_path):
@@ -62,21 +67,6 @@ def test_a_syntax_error_is_reported_and_the_file_untouched(policylang, messy, tm
     assert outcome.out.endswith("2 files: 1 formatted, 1 left alone\n")
     assert bad.read_text() == "save   mm or\n"
     assert messy.read_text() == CLEAN
-
-
-@pytest.mark.parametrize("content", [bytes(range(256)), b"save mm\0", b"\xff"])
-def test_a_file_that_is_not_text_is_untouched(policylang, messy, content):
-    messy.write_bytes(content)
-    outcome = policylang("fmt", str(messy))
-    assert outcome.code == 1
-    assert "APL001" in outcome.err
-    assert messy.read_bytes() == content
-
-
-def test_a_file_that_is_not_there(policylang, tmp_path):
-    outcome = policylang("fmt", str(tmp_path / "nowhere.apl"))
-    assert outcome.code == 2
-    assert "APL103" in outcome.err
 
 
 def test_a_file_that_cannot_be_written_stays_as_it_was(policylang, messy, monkeypatch):
