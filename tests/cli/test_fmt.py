@@ -18,6 +18,7 @@ from policylang.language.diagnostics import Source
 
 MESSY = "save   mm;save bmm # both\n"
 CLEAN = "save mm\nsave bmm  # both\n"
+BINARY = bytes(range(256)).decode("latin")
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def messy(tmp_path: Path) -> Path:
         (CLEAN, "messy.apl", 0, "1 file: 1 already formatted\n", "", CLEAN),
         (MESSY, "--check messy.apl", 1, "would reformat messy.apl\n1 file: 1 to format\n", "", MESSY),
         (MESSY, "--diff messy.apl", 1, None, "1 file: 1 to format\n", MESSY),
-        *((text, "messy.apl", 1, None, "APL001", text) for text in ("".join(map(chr, range(256))), "save mm\0", "\xff")),
+        *((text, "messy.apl", 1, None, "APL001", text) for text in (BINARY, "save mm\0", "\xff")),
         (MESSY, "nowhere.apl", 2, None, "APL103", MESSY),
     ],
 )  # fmt: skip
