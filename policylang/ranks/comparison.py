@@ -110,7 +110,8 @@ class RankComparison:
         assert self.store is not None
         every, lines = {**groups, **self.around}, list[str]()
         if self.mesh is not None:
-            every |= distributed.mesh_groups(self.mesh)
+            if policy.stage is None:  # the graphs of other stages are others
+                every |= distributed.mesh_groups(self.mesh)
             names, shape, ranks = distributed.mesh_order(self.mesh)
             dims = ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True))
             lines.append(f"mesh of {dims} over ranks {in_order(ranks)}")

@@ -111,6 +111,27 @@ def test_a_difference_is_an_error_on_every_rank(everything: bool) -> None:
         assert f"rank {rank} has a flat graph of 43 nodes (apply)" in found["a circle"]
 
 
+def in_two_stages(rank: int, odd: int | None, given: bool) -> str:
+    """Two stages of two ranks, of other layers and under other lines; one rank may have another policy."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    stage = rank // 2
+    text = "schedule 1f1b into 2 stages of 4 microbatches; undecided -> save; recompute mm in last stage"
+    policy = policylang.parse(f"{text}; recompute mm" if rank == odd else text, stage=stage)
+    step = traced(mesh, dims=(1,), layers=2 + stage)
+    return said(lambda: policylang.apply(step.gm, policy, **({"mesh": mesh} if given else {})))
+
+
+@needs_groups_in_any_order
+@pytest.mark.parametrize("given", [False, True], ids=["groups", "mesh"])
+def test_ranks_of_a_stage_are_compared_and_stages_are_not(given: bool) -> None:
+    assert run_ranks(in_two_stages, 4, None, given) == [""] * 4
+    first, second, *last = run_ranks(in_two_stages, 4, 1, given)
+    assert last == ["", ""]
+    for found in (first, second):
+        assert found.startswith("PolicyDivergenceError\nerror[APL601]: ranks decided differently about `mm")
+        assert "rank 1 recomputes it" in found
+
+
 # --- ranks that are gone -----------------------------------------------------------------------------------
 def die(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
