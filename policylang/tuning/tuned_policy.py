@@ -197,7 +197,8 @@ def _staged_text(found: TunedStages, tuned: Tuned, subject: TuningSubject) -> st
         stages_words(found),
     ]
     peak = max(each.peak for each in found.figures.stages)
-    promise = f"expect peak <= {at_most(max(limit - max(found.state), peak), peak)} per stage"
+    room = limit - max(found.state)
+    promise = f"expect peak <= {at_most(room, peak) if room > peak else rounded_up(peak)} per stage"
     load = [subject.balance] if subject.balance else []
     schedule = f"schedule {said.schedule} into {said.stages} stages of {said.microbatches} microbatches"
     parts = [*map(_commented, lines), "", schedule, *load, "", found.rules.strip("\n"), "", promise]

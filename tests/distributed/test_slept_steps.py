@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import stages
 from benchmarks.schedule_on_ranks import BY_HAND, POLICIES, RANKS, combined, on_rank
 from examples.sharded_llama import LlamaConfig
 from tests.support.ranks import run_ranks
@@ -41,3 +42,11 @@ def test_every_order_is_simulated_to_expose_less(rows: dict[str, dict[str, Any]]
     traced = rows["as traced"]["exposed ms"]
     assert all(row["exposed ms"] < traced for name, row in rows.items() if name != "as traced")
     assert rows["overlap"]["exposed ms"] <= rows["prefetch"]["exposed ms"]
+
+
+def test_tuned_stages_give_the_gradients_of_the_same_rules_in_all_of_them() -> None:
+    """In torch's pipeline on four ranks, of which each holds no more than it may."""
+    row = stages.run_slept(1)
+    assert row["gradients"] == "equal"
+    assert row["step s"] < row["same rules s"]
+    assert " stage" in row["policy"].partition("schedule 1f1b")[2].partition("expect")[0].partition("\n")[2]

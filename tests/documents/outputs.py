@@ -549,10 +549,26 @@ def schedule_on_ranks(which: str) -> str:
     return markdown(columns, results("schedule_on_ranks")["rows"])
 
 
+def stages(which: str) -> str:
+    """The simulated pipelines, or with ``slept`` the one that ran."""
+    columns: list[Column] = [("same rules in all stages", number("same rules s", 2, " s"))]
+    columns += [("tuned stages", number("step s", 2, " s")), ("falls by", number("falls by %", 1, " %"))]
+    if which == "slept":
+        columns += [
+            ("measured", number("same rules measured s", 2, " s")),
+            ("tuned, measured", number("measured s", 2, " s")),
+        ]
+        columns += [("falls by", number("measured falls by %", 1, " %")), ("gradients", text("gradients"))]
+        return markdown(columns, [results("stages")["slept"]])
+    counts: list[Column] = [("stages", number("stages", 0)), ("microbatches", number("microbatches", 0))]
+    columns = [("model", text("model")), *counts, ("a rank may take", text("peak")), *columns]
+    return markdown([*columns, ("tuned in", number("tuning s", 0, " s"))], results("stages")["simulated"])
+
+
 _TABLES: dict[str, Callable[[str], str]] = {
     "plan-cost": plan_cost, "training-step": training_step, "eager": eager, "many-ranks": many_ranks,
     "compared": compared, "predicted-times": predicted_times, "tuning": tuning, "schedule": schedule,
-    "schedule-on-ranks": schedule_on_ranks,
+    "schedule-on-ranks": schedule_on_ranks, "stages": stages,
 }  # fmt: skip
 
 
