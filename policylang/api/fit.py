@@ -108,8 +108,8 @@ class Fitted:
     policy: TunedPolicy | None
     facts: Facts
     beside: tuple[Answer, ...]
-    lists: tuple[str, ...]
-    """The module lists of the model's blocks."""
+    blocks: tuple[str, ...]
+    """In Python, the modules of each list of blocks: ``model.layers``."""
 
 
 @frozen(eq=False)
@@ -201,7 +201,7 @@ def fit(
         return answer
 
     rows = tuple(near(*each) for each in _neighbours(subject, sizes, cluster)) if beside else ()
-    return Fitted(answer, policy, facts, rows, tuple(traced.lists))
+    return Fitted(answer, policy, facts, rows, tuple(traced.blocks))
 
 
 def _times(sizes: StepSizes, factor: float) -> StepSizes:
@@ -236,6 +236,7 @@ class _Traced:
         self.subject, self.device, self.progress = subject, device, progress
         self.full: Facts | None = None
         self.lists: dict[str, int] = {}
+        self.blocks: list[str] = []
         self.kept: dict[str, int] = {}
         self.shards = True
 
@@ -266,6 +267,9 @@ class _Traced:
         lists = outer_lists(parts.model)
         if not kept:
             self.lists = {path: len(each) for path, each in lists.items()}
+            nested = {path for path, each in lists.items() if isinstance(each[0], nn.ModuleList)}
+            inner = "(each for part in model.{} for each in part)"
+            self.blocks = [inner.format(path) if path in nested else f"model.{path}" for path in lists]
         for path, few in kept.items():
             parent, _, name = path.rpartition(".")
             setattr(parts.model.get_submodule(parent), name, nn.ModuleList(list(lists[path])[:few]))

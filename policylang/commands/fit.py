@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from policylang.commands.inputs import UsersCodeError, named_function, need_torch, refuse, show, users_code
 from policylang.commands.output import Exit, UsageError, add_form, say, status_line, tell, write_output
-from policylang.errors import PolicyError
+from policylang.errors import PolicyError, PolicyMeaningError
 from policylang.language.devices.reading import bundled_devices
 from policylang.language.shown import format_quantity
 from policylang.report.diagnostics import render_json
@@ -122,9 +122,10 @@ def fit(options: argparse.Namespace) -> Exit:
 
 def _refused(error: PolicyError, as_json: bool) -> Exit:
     if not as_json:
-        return refuse(error.diagnostics)
-    say(render_json(error.diagnostics), "json")
-    return Exit.DIAGNOSTICS
+        refuse(error.diagnostics)
+    else:
+        say(render_json(error.diagnostics), "json")
+    return Exit.USAGE if isinstance(error, PolicyMeaningError) else Exit.DIAGNOSTICS
 
 
 def _mesh(options: argparse.Namespace) -> dict[str, int]:
@@ -253,8 +254,8 @@ def _python(subject: Subject, cluster: Cluster, found: Fitted, recipe: str) -> l
         lines.append(f'step = torch.compile(lambda {taken}: {loss}, backend=policylang.backend("{recipe}"))')
         loss = f"step({taken})"
     elif sizes.mesh.get("fsdp", 1) > 1:
-        blocks = " + ".join(f"list(model.{path})" for path in found.lists) if len(found.lists) > 1 else ""
-        blocks = blocks or (f"model.{found.lists[0]}" if found.lists else "")
+        one, *more = found.blocks or ("",)
+        blocks = f"({', '.join(f'*{each}' for each in found.blocks)})" if more else one
         each = f"for block in {blocks}: fully_shard(block, mesh=mesh{mixed})"
         lines += [*([each] if blocks else []), f"fully_shard(model, mesh=mesh{mixed})"]
     if sizes.weights != sizes.dtype and sizes.ranks == 1:

@@ -8,6 +8,7 @@ that they are planned and priced.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -66,8 +67,11 @@ def read_configuration(name: str) -> Any:
     import transformers
 
     transformers.logging.set_verbosity_error()  # it tells of generation, which no training step does
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # of each attempt where there is no network
     path = Path(name)
-    path = path / "config.json" if path.is_dir() else path
+    if path.is_dir():
+        path = path / "config.json"
+        name = str(path)
     if not path.is_file():
         if path.suffix == ".json" or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
             raise problem(CONFIGURATION, f"there is no file `{name}`", help="name the `config.json` of a model")

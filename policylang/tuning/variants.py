@@ -196,18 +196,16 @@ class Variants:
     # --- whole texts ---
 
     def _clean(self, ranked: Sequence[Candidate]) -> Candidate:
-        """The fastest without a warning of ``check``, if it costs hardly more than the fastest; else the fastest, with
-        its warnings allowed: its lines save time within the budget."""
-        least = self._cost(ranked[0])
-        for each in ranked:
-            if self._cost(each) > (1 + _WORTH) * least:
-                break
-            if not self._warned(each):
+        """The fastest without a warning of ``check``, if it costs hardly more than the fastest, whose warned lines
+        may be left out for it; else that one, with its warnings allowed: its lines save time within the budget."""
+        first, lines, warned = ranked[0], ranked[0].rules.splitlines(keepends=True), self._warned(ranked[0])
+        mended = self._exact("".join(line for at, line in enumerate(lines, 1) if at not in warned))
+        for each in (*ranked, *([mended] if mended is not None and self._fits(mended) else [])):
+            if self._cost(each) <= (1 + _WORTH) * self._cost(first) and not self._warned(each):
                 return each
-        lines = ranked[0].rules.splitlines(keepends=True)
-        for at, codes in self._warned(ranked[0]).items():
+        for at, codes in warned.items():
             lines[at - 1] = f"{lines[at - 1].rstrip()}  # allow: {', '.join(sorted(codes))}\n"
-        return evolve(ranked[0], rules="".join(lines))
+        return evolve(first, rules="".join(lines))
 
     def _warned(self, each: Candidate) -> dict[int, set[str]]:
         """The codes of the warnings of ``check``, by line."""

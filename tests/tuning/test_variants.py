@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -19,13 +20,14 @@ from policylang.errors import PolicyMatchError
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import load
-from policylang.language.diagnostics import Severity
-from policylang.planning.capabilities import PathName, capabilities_for
+from policylang.language.diagnostics import Diagnostic, Severity, diagnose
+from policylang.planning.capabilities import Capabilities, PathName, capabilities_for
+from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.tuning.tuned_policy import TunedPolicy
 from tests.support.measured import measured_flat
 from tests.support.textgraph import facts_of
-from tests.support.tuned import tuned_graph
+from tests.support.tuned import tuned_facts, tuned_graph
 
 GRAPHS = Path(__file__).parents[2] / "docs" / "graphs"
 DEVICE = "h100-sxm"
@@ -148,3 +150,16 @@ def test_logits_are_cut_where_they_do_not_fit_or_where_that_pays() -> None:
     least = tune(facts, recompute_time="5%", device=DEVICE)
     assert "chunk loss into" in least.rules
     assert "overlap" not in tune(facts, peak="64 GiB", device=DEVICE).rules
+
+
+def test_a_line_that_is_warned_of_stays_where_it_saves_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(made: Plan, _: Capabilities) -> Iterator[Diagnostic]:
+        rules = (each.rule for each in made.rules)
+        yield from (diagnose("APL709", "saved twice", each.span) for each in rules if "matmul" in each.text)
+
+    facts, rule = tuned_facts(), "save matmul in last 3 blocks"
+    assert f"{rule}\n" in tune(facts, peak="450 MiB", device=DEVICE).rules
+    monkeypatch.setattr("policylang.tuning.variants.costly_rules", warned)
+    found = tune(facts, peak="450 MiB", device=DEVICE)
+    assert f"{rule}  # allow: APL709\n" in found.text
+    assert found.tuned.chosen in found.table
