@@ -16,6 +16,8 @@ import numpy as np
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts
 from policylang.language.globs import PathGlob
+from policylang.planning.decisions.decide import routing_owners
+from policylang.simulation.node_times import operator_name
 from policylang.tuning.choices import Choices
 from policylang.tuning.composition import Composition, Ints, SegmentProfile
 from policylang.tuning.decision_list import MOST_STATEMENTS, Zone, scripts
@@ -117,16 +119,18 @@ def of_products(classes: ValueClasses, inside: Vocabulary) -> Pattern:
     )
 
 
-def texts_by_hand(blocks: int) -> Iterator[str]:
+def texts_by_hand(facts: Facts, blocks: int) -> Iterator[str]:
     """Candidates beyond patterns of blocks that save their outputs: every block or every second one recomputed from
-    what comes before and its attention's or products' results, stages at the fewest bytes alive."""
-    kept = "\nsave attention in block"
+    what comes before and its attention's or products' results, stages at the fewest bytes alive. What steers others,
+    such as a router's choice, is saved anyway, and named, so that there is nothing to be said against the text."""
+    routed = dict.fromkeys(operator_name(facts.targets[row]) for row in routing_owners(facts))
+    kept, also = "\nsave attention in block", "".join(f"save {name}\n" for name in routed)
     for place in (
         ("block", "every 2nd block", f"block{kept}", f"block{kept}\nsave matmul in block") if blocks > 1 else ()
     ):
-        yield f"recompute everything in {place}\nundecided -> save\n"
+        yield f"recompute everything in {place}\n{also}undecided -> save\n"
     for size in ("2 GiB", "1 GiB", "4 GiB", "512 MiB", "256 MiB", "8 GiB", "128 MiB", "64 MiB", "16 GiB"):
-        yield f"recompute everything\nsave everything where crosses cut per {size}\n"
+        yield f"recompute everything\nsave everything where crosses cut per {size}\n{also}"
 
 
 _MOVED = (2, 4)

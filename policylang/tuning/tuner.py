@@ -152,7 +152,7 @@ class Tuner:
     def _others(self) -> tuple[Candidate, ...]:
         """Candidates that are planned in any case: as many as the size of the graph leaves time for."""
         before = "override " if self.override else ""
-        texts = islice(texts_by_hand(self.blocks), _OTHERS // max(len(self.facts), 1))
+        texts = islice(texts_by_hand(self.facts, self.blocks), _OTHERS // max(len(self.facts), 1))
         lines = ([line if "->" in line else before + line for line in text.splitlines(True)] for text in texts)
         found = (self.evaluation.of(self.head + "".join(each)) for each in lines)
         return tuple(each for each in found if each is not None)
