@@ -89,17 +89,8 @@ class Mixtures:
 class Composition:
     """Cuts patterns into segments and joins them."""
 
-    def __init__(
-        self,
-        facts: Facts,
-        times: NodeTimes,
-        classes: ValueClasses,
-        *,
-        block_by_block: bool = False,
-        offload: bool = False,
-    ) -> None:
+    def __init__(self, facts: Facts, times: NodeTimes, classes: ValueClasses, *, block_by_block: bool = False) -> None:
         self.facts = facts
-        self.offload = offload
         self.checkpoints = checkpoints_around(facts, classes.blocks) if block_by_block else None
         self.times = times
         self.classes = classes

@@ -79,8 +79,7 @@ class Tuner:
         operators = self.evaluation.operators
         self.inside = Vocabulary(facts, self.classes, operators, inside=True)
         self.outside = Vocabulary(facts, self.classes, operators, inside=False)
-        apart = capabilities.block_by_block
-        self.composition = Composition(facts, times, self.classes, block_by_block=apart, offload=self.offload)
+        self.composition = Composition(facts, times, self.classes, block_by_block=capabilities.block_by_block)
         self.blocks = self.composition.count
         saved = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
         self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())

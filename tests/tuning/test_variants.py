@@ -136,6 +136,16 @@ def test_a_sharded_step(path: PathName | None) -> None:
 
 
 @pytest.mark.slow
+def test_an_mlp_is_cut_where_nothing_else_fits() -> None:
+    facts = load(GRAPHS / "vit.graph")
+    found = tune(facts, peak="700 MiB", device=DEVICE)
+    assert_holds(found, facts)
+    assert found.rules.startswith("chunk module mlp in block into 4")
+    with pytest.raises(PolicyMatchError):
+        tune(facts, peak="700 MiB", device=DEVICE, chunk=False)
+
+
+@pytest.mark.slow
 def test_logits_are_cut_where_they_do_not_fit_or_where_that_pays() -> None:
     facts = load(GRAPHS / "gpt2.graph")
     cut, whole = (tune(facts, peak="5.1 GiB", device=DEVICE, chunk=chunk) for chunk in (True, False))
