@@ -565,10 +565,21 @@ def stages(which: str) -> str:
     return markdown([*columns, ("tuned in", number("tuning s", 0, " s"))], results("stages")["simulated"])
 
 
+def scale(which: str) -> str:
+    columns: list[Column] = [("model", label("model")), ("layers", number("layers", 0)), ("nodes", number("nodes", 0))]
+    times = {"whole trace": "traced whole", "trace": "traced from few", "plan": "plan", "stages": "plan, 8 stages"}
+    times |= {"order": "plan and order"}
+    keys = {f"{step} {unit}" for step in times for unit in ("s", "MiB")}
+    rows = [{**dict.fromkeys(keys), **row} for row in results("scale")["rows"]]
+    columns += [(title, number(f"{step} s", 1, " s")) for step, title in times.items()]
+    columns += [("most memory", number("order MiB", 0, " MiB")), ("traced whole, most", number("whole trace MiB", 0, " MiB"))]
+    return markdown(columns, rows)
+
+
 _TABLES: dict[str, Callable[[str], str]] = {
     "plan-cost": plan_cost, "training-step": training_step, "eager": eager, "many-ranks": many_ranks,
     "compared": compared, "predicted-times": predicted_times, "tuning": tuning, "schedule": schedule,
-    "schedule-on-ranks": schedule_on_ranks, "stages": stages,
+    "schedule-on-ranks": schedule_on_ranks, "stages": stages, "scale": scale,
 }  # fmt: skip
 
 
