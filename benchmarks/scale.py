@@ -57,6 +57,7 @@ include <fsdp_reshard_always>
 """
 ORDER = "overlap collective within 1 GiB of peak\n"
 STEPS = ("trace", "plan", "stages", "order", "tune")
+TIMES = (*(f"{step} s" for step in STEPS), "whole trace s")
 
 
 @frozen
@@ -190,23 +191,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         row = measure_whole(name, int(layers)) if whole == "whole" else measure(name, int(layers), options.steps)
         print(json.dumps(row))
         return
-    rows, exponents = [], {}
+    rows, exponents = list[dict[str, Any]](), dict[str, dict[str, float]]()
     for name in options.models:
-        sizes = sorted({min(each, MODELS[name].layers) for each in options.layers})
-        found = [_in_a_process(name, each, "few", options.steps) for each in sizes]
-        for row in found:
-            if row["layers"] in {min(each, MODELS[name].layers) for each in options.whole}:
-                row |= _in_a_process(name, row["layers"], "whole", ())
-        rows += found
-        shown = [key for step in STEPS for key in (f"{step} s",)] + ["whole trace s"]
-        exponents[name] = {
-            key: growth_exponent([row["nodes"] for row in having], [row[key] for row in having])
-            for key in shown
-            if len(having := [row for row in found if key in row]) > 1
-        }
-        print(table([{key: value for key, value in row.items() if not isinstance(value, list)} for row in found]))
-        print(name, {key: round(value, 3) for key, value in exponents[name].items()})
-    write_results(options.json, {"world": WORLD, "device": DEVICE, "rows": rows, "exponents": exponents})
+        own = MODELS[name].layers
+        whole = {min(each, own) for each in options.whole}
+        for layers in sorted({min(each, own) for each in options.layers}):
+            row = _in_a_process(name, layers, "few", options.steps)
+            rows.append(row | (_in_a_process(name, layers, "whole", ()) if layers in whole else {}))
+            found = [each for each in rows if each["model"] == name]
+            exponents[name] = _exponents(found)
+            write_results(options.json, {"world": WORLD, "device": DEVICE, "rows": rows, "exponents": exponents})
+        print(table([{key: each.get(key) for key in ("layers", "nodes", *TIMES, "equal")} for each in found]))
+        print(name, {key: round(value, 3) for key, value in exponents[name].items()}, flush=True)
+
+
+def _exponents(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for key in TIMES:
+        having = [row for row in rows if key in row]
+        if len(having) > 1:
+            found[key] = growth_exponent([row["nodes"] for row in having], [row[key] for row in having])
+    return found
 
 
 def _in_a_process(name: str, layers: int, which: str, steps: Sequence[str]) -> dict[str, Any]:

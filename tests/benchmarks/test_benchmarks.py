@@ -19,7 +19,7 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch import nn
 
 import policylang
-from benchmarks import compared, gpu, lsp, schedule, schedule_peers, tune, tuned_steps
+from benchmarks import compared, gpu, lsp, scale, schedule, schedule_peers, tune, tuned_steps
 from benchmarks.allocations import step_allocations
 from benchmarks.graphs import JointGraph, llama_joint
 from benchmarks.schedule_graphs import process_groups, synthetic_half
@@ -382,3 +382,12 @@ def test_a_short_run(tmp_path) -> None:
     )
     assert found["memory"][0]["most MiB"] >= found["memory"][0]["now MiB"] > 10
     assert all(row["ours / peer"] > 0 for row in found["peers"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", scale.MODELS)
+def test_a_model_traced_from_few_layers_is_the_whole_one(model: str) -> None:
+    assert scale.measure_whole(model, 9)["equal"] == "yes"
+    row = scale.measure(model, 9, ("plan", "stages", "order"))
+    assert len(row["stage peaks GiB"]) == scale.STAGES
+    assert row["exposed ms a layer"] < row["step ms a layer"]

@@ -572,7 +572,10 @@ def scale(which: str) -> str:
     keys = {f"{step} {unit}" for step in times for unit in ("s", "MiB")}
     rows = [{**dict.fromkeys(keys), **row} for row in results("scale")["rows"]]
     columns += [(title, number(f"{step} s", 1, " s")) for step, title in times.items()]
-    columns += [("most memory", number("order MiB", 0, " MiB")), ("traced whole, most", number("whole trace MiB", 0, " MiB"))]
+    columns += [
+        ("most memory", number("order MiB", 0, " MiB")),
+        ("traced whole, most", number("whole trace MiB", 0, " MiB")),
+    ]
     return markdown(columns, rows)
 
 
