@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import count
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -59,22 +58,20 @@ def shortened(model: nn.Module, lists: Mapping[Repeated, int], units: Mapping[st
 
 
 def _kinds(model: nn.Module, path: str, layers: Sequence[nn.Module]) -> list[int]:
-    """Of each layer a number that those like it have too."""
+    """For each layer the number of the first that it is like."""
     owners: dict[int, set[str]] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         inside = name.startswith(f"{path}.")
         owners.setdefault(id(tensor), set()).add(name[len(path) + 1 :].partition(".")[0] if inside else "")
     shared = {number for each in owners.values() if len(each) > 1 for number in each}
     kinds: list[int] = []
-    fresh = count()
     for number, layer in enumerate(layers):
         like = (
-            kinds[other]
-            for other in {kind: at for at, kind in enumerate(kinds)}.values()
+            other
+            for other in dict.fromkeys(kinds)
             if not {str(number), str(other)} & shared and _same(layers[other], layer, (other, number), set())
         )
-        kinds.append(next(like, -1))
-        kinds[-1] = next(fresh) if kinds[-1] < 0 else kinds[-1]
+        kinds.append(next(like, number))
     return kinds
 
 
