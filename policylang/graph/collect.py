@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator as python_operator
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -59,6 +59,7 @@ class _Measurements:
     def __init__(self) -> None:
         self._tensors: dict[tuple[torch.Size, tuple[int, ...] | None, torch.dtype, torch.device], Value] = {}
         self._measured: dict[Value, Value] = {}
+        self._symbolics: dict[Hashable, Value] = {}
 
     def measure(self, value: Any) -> Value:
         if isinstance(value, torch.Tensor):
@@ -78,14 +79,21 @@ class _Measurements:
         try:
             known = self._tensors.get((size, stride, dtype, device))
         except TypeError:  # symbolic sizes have no hash
-            found = self._describe(tuple(graphs.hint(length) for length in size), None, dtype, device)
-            if not graphs.has_data_symbol(tensor):
-                return found
-            return found._replace(by_data=_by_data(size, dtype.itemsize), terms=_terms(size, dtype.itemsize))
+            return self._symbolic(tensor)
         if known is None:
             known = self._describe(tuple(size), stride, dtype, device)
             self._tensors[size, stride, dtype, device] = known
         return known
+
+    def _symbolic(self, tensor: torch.Tensor) -> Value:
+        size, dtype, device = tensor.shape, tensor.dtype, tensor.device
+        key = graphs.expressions(size), dtype, device
+        if key not in self._symbolics:
+            found = self._describe(tuple(graphs.hint(length) for length in size), None, dtype, device)
+            if graphs.has_data_symbol(tensor):
+                found = found._replace(by_data=_by_data(size, dtype.itemsize), terms=_terms(size, dtype.itemsize))
+            self._symbolics[key] = found
+        return self._symbolics[key]
 
     def _describe(
         self, shape: tuple[int, ...], stride: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device

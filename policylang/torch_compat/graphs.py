@@ -149,6 +149,11 @@ def size_range(length: int | torch.SymInt) -> tuple[int, int | None]:
     return max(least or 0, 0), most if most is not None and most < _NO_LIMIT else None
 
 
+def expressions(size: torch.Size) -> tuple[Any, ...]:
+    """The sizes as what has a hash: numbers, and the expressions of symbolic ones."""
+    return tuple(length if isinstance(length, int) else length.node.expr for length in size)
+
+
 def hinted_shape(size: torch.Size) -> torch.Size:
     return torch.Size([hint(length) for length in size])
 

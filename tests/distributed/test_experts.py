@@ -39,7 +39,7 @@ def made(rank: int) -> tuple[nn.Module, Tensor]:
 
 
 def gradients(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
-    value = (run or model)(x)
+    value = model(x) if run is None else run(x)
     value.backward()
     return [value.detach(), *(each.grad for each in model.parameters())]
 
@@ -104,8 +104,31 @@ def eager(rank: int) -> None:
         assert not any("all_to_all" in each or "topk" in each for each in report.recomputed.names)
 
 
+def compiled(rank: int) -> None:
+    x = made(rank)[1]
+
+    def run(backend: Any) -> list[Tensor]:
+        torch._dynamo.reset()
+        model = made(rank)[0]
+        found = torch.compile(model, backend=backend)
+        values = gradients(model, x, found)
+        if backend != "aot_eager":
+            report = policylang.report(found)
+            assert report.audit.agrees
+            assert not any("all_to_all" in each or "topk" in each for each in report.recomputed.names)
+            (note,) = [each for each in report.notes if each.startswith("saved counts ")]
+            assert "as on the rank that receives the most tokens" in note
+        return values
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        expected = run("aot_eager")
+        for name in IN_EAGER:
+            assert same(run(policylang.backend(policylang.parse(LINES[name]), inner="aot_eager")), expected), name
+
+
 def every(rank: int) -> int:
     eager(rank)
+    compiled(rank)
     return flat(rank, list(LINES))
 
 
