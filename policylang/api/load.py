@@ -34,7 +34,6 @@ from policylang.report.diagnostics import CheckResult, render_text
 
 if TYPE_CHECKING:
     from policylang.api.planned_graphs import GraphLike
-    from policylang.graph.facts import Facts
     from policylang.planning.capabilities import PathName
     from policylang.planning.plan import Plan
 
@@ -170,12 +169,7 @@ def _operators_of(graph: GraphLike | None) -> Collection[str]:
         return ()
     from policylang.api.planned_graphs import facts_of  # planning, which a policy by itself can do without
 
-    return operators_in(facts_of(graph))
-
-
-def operators_in(facts: Facts) -> tuple[str, ...]:
-    """The operators that a graph calls, in full and in the order of their first calls."""
-    return tuple(name for name in dict.fromkeys(facts.targets) if "." in name)
+    return facts_of(graph).operators
 
 
 def _policy(loaded: Loaded) -> Policy:
@@ -428,7 +422,7 @@ def check(
     from policylang.api.planned_graphs import on_graph, read_graphs
 
     graphs, problems = read_graphs(on)
-    operators = operators_at_hand(met=dict.fromkeys(name for facts in graphs.values() for name in operators_in(facts)))
+    operators = operators_at_hand(met=dict.fromkeys(name for facts in graphs.values() for name in facts.operators))
     found += problems  # a graph file shows its kind itself
     plans: list[Plan] = []
     for name, load in given:

@@ -18,7 +18,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 import policylang
-from policylang.api.load import KEYS, as_typed, device_of, operators_at_hand, operators_in, project_settings
+from policylang.api.load import KEYS, as_typed, device_of, operators_at_hand, project_settings
 from policylang.api.load import PROBLEMS as WRONG_SETTINGS
 from policylang.commands.output import Exit, UsageError, say, tell
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMeaningError
@@ -102,7 +102,7 @@ def add_snapshot(parser: argparse.ArgumentParser) -> None:
 def read_policy(name: str, facts: Facts | None = None) -> Policy:
     """The policy of a file, of the library, or, for ``-``, of the standard input; ``facts`` are of the graph that it is
     for. Raises ``PolicyError`` with every diagnostic of the file."""
-    operators = operators_at_hand(met=() if facts is None else operators_in(facts))
+    operators = operators_at_hand(met=() if facts is None else facts.operators)
     if name == STDIN:
         source = read_stdin()
         if isinstance(source, Diagnostic):

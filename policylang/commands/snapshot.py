@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from policylang.api.load import operators_at_hand, operators_in
+from policylang.api.load import operators_at_hand
 from policylang.commands import inputs
 from policylang.commands.output import Exit, UsageError, doing, say, write_output
 from policylang.errors import PolicyError
@@ -229,7 +229,7 @@ def import_torchtitan(options: argparse.Namespace) -> Exit:
     """
 
     facts = None if options.graph is None else inputs.read_graph(options.graph)
-    operators = operators_at_hand(met=() if facts is None else operators_in(facts))
+    operators = operators_at_hand(met=() if facts is None else facts.operators)
     made = import_save_ops(options.selectors, options.name, operators)
     if made.text is None:
         return inputs.refuse(made.diagnostics)

@@ -15,7 +15,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from attrs import define, evolve, field, frozen
 from lsprotocol import types
 
-from policylang.api.load import operators_at_hand, operators_in
+from policylang.api.load import operators_at_hand
 from policylang.api.planned_graphs import on_graph
 from policylang.graph.blocks import Chains, blocks_of
 from policylang.graph.facts import Facts
@@ -461,7 +461,7 @@ class State:
 
 def read_text(document: Document, facts: Facts | None, read: Reader) -> TextState:
     """``read`` gives the text of an included file: that of an open document where there is one."""
-    operators = operators_at_hand(met=() if facts is None else operators_in(facts))
+    operators = operators_at_hand(met=() if facts is None else facts.operators)
     loaded, expansion = load_expanded(document.source, document.path, operators=operators, read=read)
     return TextState(loaded, expansion, document.source)
 

@@ -461,6 +461,11 @@ class Facts:
         """One byte per node, 1 for those of :attr:`forward`: membership without hashing."""
         return mask_of(self.forward, len(self))
 
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The operators that the graph calls, in full and in the order of their first calls."""
+        return tuple(name for name in dict.fromkeys(self.targets) if "." in name)
+
     @cached_property
     def by_target(self) -> dict[str, list[int]]:
         """Operator in full to the forward nodes that call it: operators are looked up, never searched."""

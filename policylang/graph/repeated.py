@@ -32,13 +32,13 @@ class Repeated:
     """A stretch of equal layers in a list, traced with few of them."""
 
     path: str
-    """Of the list: ``model.layers``."""
+    """The path of the list: ``model.layers``."""
     first: int
     """The number of its first layer."""
     period: int
     """The layers of a unit: 2 where layers of two kinds take turns."""
     units: int
-    """Those that are there."""
+    """The number of units in the trace."""
 
 
 @frozen
@@ -157,7 +157,7 @@ def with_units(facts: Facts, run: Repeated, units: int) -> Facts | Unlike:
 
 
 def _keys(facts: Facts, run: Repeated) -> list[tuple[Any, ...] | None]:
-    """Of each node in the stretch its unit, and what it has in common with its like in other units; None outside. What
+    """For each node in the stretch its unit, and what it has in common with its like in other units; None outside. What
     autograd adds up has no module, and belongs with the node before it."""
     form = re.compile(rf"{re.escape(run.path)}\.(\d+)(\..*)?")
     found: list[tuple[Any, ...] | None] = []

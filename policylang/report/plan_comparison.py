@@ -308,7 +308,7 @@ def tuned_json(found: TunedPolicy, *, chosen: bool = True) -> str:
 
 
 def _staged_data(tuned: Tuned) -> dict[str, Any]:
-    """As in the plan of a pipeline; ``alike`` has the best policy with the same rules in all stages."""
+    """The data that a pipeline's plan has as well; ``alike`` has the best policy with the same rules in all stages."""
     found = tuned.stages
     if found is None:
         return {**pipeline_data(None, None), "alike": None}

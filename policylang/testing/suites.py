@@ -16,7 +16,6 @@ from typing import cast
 
 from attrs import define, evolve, field, frozen
 
-from policylang.api.load import operators_in
 from policylang.api.planned_graphs import findings, refused_of_any_graph, scheduled
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, GraphKind
@@ -549,7 +548,7 @@ class _File:
         source = lifted(fence)
         claims, problems = read_claims(source)
         # By the manifest and the graph alone: a test has the same result whether torch is loaded or not.
-        operators = OperatorTable.bundled(met=() if facts is None else operators_in(facts))
+        operators = OperatorTable.bundled(met=() if facts is None else facts.operators)
         loaded = load_source(source, Path(self.source.name), operators=operators)
         made, found = None, loaded.diagnostics
         policy = loaded.policy if facts is None or loaded.policy is None else scheduled(loaded.policy)

@@ -24,7 +24,7 @@ def outer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
 
 
 def alike(model: nn.Module) -> dict[Repeated, int]:
-    """Of each list of layers the longest stretch that repeats, as it is traced, and how many units it has.
+    """The longest stretch of each list of layers that repeats, as it is traced, and how many units it has.
 
     Layers are alike if their modules, the shapes of their parameters and buffers and all attributes are equal, but for
     a number that is the layer's own. A layer that shares a parameter with the rest of the model is like no other. A

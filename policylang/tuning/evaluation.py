@@ -16,6 +16,7 @@ from policylang.language.operators import OperatorTable
 from policylang.language.syntax import Action, Pipeline
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.liveness import BackwardCost, SavedForBackward, saved_and_recomputed
 from policylang.planning.pipelines import PipelineFigures, StageCosts
 from policylang.planning.plan import Plan, schedule_of
@@ -165,7 +166,7 @@ class Evaluation:
         self.times = times
         self.capabilities = capabilities
         self.ordered = ordered
-        self.operators = OperatorTable.bundled(met=tuple(name for name in dict.fromkeys(facts.targets) if "." in name))
+        self.operators = OperatorTable.bundled(met=facts.operators)
         self.plans: dict[str, Plan] = {}
         """By canonical text, of candidates with an order."""
         self._known: dict[str, Candidate | None] = {}
@@ -239,6 +240,13 @@ class Evaluation:
             lines = formatted.splitlines(keepends=True)
             return self.of("".join(lines[:idle] + lines[idle + 1 :]))
         return candidate_of(formatted, made, needs, self.times)
+
+
+def edited(facts: Facts, lines: str, capabilities: Capabilities) -> Facts:
+    """The facts of the graph that edits leave; the same object where these lines edit nothing."""
+    policy = parse_policy(lines).policy
+    assert policy is not None
+    return plan_edits(policy, facts, capabilities)[1]
 
 
 def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) -> Candidate:

@@ -25,7 +25,6 @@ from policylang.language.shown import beside, format_quantity
 from policylang.language.syntax import Pipeline
 from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.pipelines import StageCosts, rank_peak, timetable, unfit
 from policylang.planning.planner import plan
@@ -34,7 +33,7 @@ from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.budgets import INFEASIBLE
 from policylang.tuning.candidates import Pattern, stacks
 from policylang.tuning.decision_list import Zone, scripts
-from policylang.tuning.evaluation import IDLE, Allowed, Besides, Budget, Candidate, Tuned, TunedStages
+from policylang.tuning.evaluation import IDLE, Allowed, Besides, Budget, Candidate, Tuned, TunedStages, edited
 from policylang.tuning.tuner import Tuner
 
 SLICED = "chunk loss into 8\n"
@@ -70,7 +69,7 @@ class StageTuner:
         self.facts, self.times, self.capabilities, self.pipeline = facts, times, capabilities, pipeline
         self.budget, self.besides, self.allowed, self._shared = budget, besides, allowed, shared
         self._say = progress or (lambda _: None)
-        self._operators = OperatorTable.bundled(met=tuple(each for each in dict.fromkeys(facts.targets) if "." in each))
+        self._operators = OperatorTable.bundled(met=facts.operators)
 
     def best(self) -> Tuned | Diagnostic:
         """The policy of the shortest step whose ranks all fit, or the error where none do."""
@@ -108,7 +107,7 @@ class StageTuner:
             return False
         again = inf if found is None else max(each.recomputed_seconds or 0.0 for each in found.figures.stages)
         spares = found is None or not self._fits(found) or again > _WORTH * found.step
-        return spares and self._edited(SLICED) is not self.facts
+        return spares and edited(self.facts, SLICED, self.capabilities) is not self.facts
 
     def _too_high(self, found: TunedStages | None) -> Diagnostic:
         limit = format_quantity(int(self.budget.limit), "bytes")
@@ -128,14 +127,9 @@ class StageTuner:
     def _most(self, each: TunedStages) -> int:
         return max(each.memory(self.besides.reserve))
 
-    def _edited(self, before: str) -> Facts:
-        policy = parse_policy(before).policy
-        assert policy is not None
-        return plan_edits(policy, self.facts, self.capabilities)[1]
-
     def _tuned(self, before: str) -> TunedStages | None:
         """The best below these lines."""
-        facts = self._edited(before)
+        facts = edited(self.facts, before, self.capabilities)
         times = self.times if facts is self.facts else node_times(facts, self.times.device)
         offload, said = self.allowed.offload, self._say
         tuner = Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=said)

@@ -109,7 +109,7 @@ class Tuner:
         return self.candidates(Budget("peak", inf)).patterns
 
     def candidates(self, budget: Budget) -> Candidates:
-        """Those for a budget's memory. For a peak, blocks save their outputs; for bytes saved they need not."""
+        """The candidates for a budget: for a peak, blocks save their outputs; for bytes saved they need not."""
         by_peak = budget.figure != "saved"
         if by_peak not in self._candidates:
             self._candidates[by_peak] = self._made(by_peak=by_peak)

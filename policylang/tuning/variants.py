@@ -22,9 +22,7 @@ from attrs import evolve, frozen
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind
 from policylang.language.diagnostics import Severity
-from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.inspection.costly import costly_rules
 from policylang.planning.inspection.worth import slowing_edits
 from policylang.simulation.node_times import NodeTimes, node_times, operator_name
@@ -36,6 +34,7 @@ from policylang.tuning.evaluation import (
     Evaluation,
     Infeasible,
     Tuned,
+    edited,
 )
 from policylang.tuning.tuned_policy import at_most
 from policylang.tuning.tuner import Detail, Tuner, undominated
@@ -159,13 +158,10 @@ class Variants:
         return Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=progress)
 
     def _base(self, before: str, *, table: bool = False) -> _Base:
-        tuner = self._tuners[before] = self._tuners.get(before) or self._tuner(self._edited(before))
+        tuner = self._tuners[before] = self._tuners.get(before) or self._tuner(
+            edited(self._tuned_facts, before, self.capabilities)
+        )
         return _Base(before, tuner, tuner.tuned(self.budget, table=table, detail=self._detail))
-
-    def _edited(self, before: str) -> Facts:
-        policy = parse_policy(before).policy
-        assert policy is not None
-        return plan_edits(policy, self._tuned_facts, self.capabilities)[1]
 
     def _answer(self, base: _Base, chosen: Candidate | None) -> Tuned | Infeasible:
         """What was tuned on a base, with its lines, and ``chosen`` in place of what the tuner chose."""
@@ -275,7 +271,7 @@ class Variants:
                 break
             kept = [each for each in base.before.splitlines(keepends=True) if each[:11] != line[:11]]
             before = "".join(kept) + line
-            if self._edited(line) is self._tuned_facts:
+            if edited(self._tuned_facts, line, self.capabilities) is self._tuned_facts:
                 continue  # it cuts nothing
             trial = self._exact(self._without_refused(before + worst.rules))
             if trial is None or self.memory(trial) > (1 - _WORTH) * self.memory(worst):
