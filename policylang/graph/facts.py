@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import chain
 from math import prod
 from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from attrs import evolve, field, frozen
 
@@ -249,6 +249,25 @@ class Ref:
     """An argument that is a node, by its node in the facts."""
 
     row: int
+
+
+_Leaf = TypeVar("_Leaf")
+
+
+def found_in(arguments: Any, kind: type[_Leaf]) -> Iterator[_Leaf]:
+    """The values of a type among a call's arguments and in the tuples there, as often as they are there."""
+    if isinstance(arguments, kind):
+        yield arguments
+    elif isinstance(arguments, tuple):
+        for part in arguments:
+            yield from found_in(part, kind)
+
+
+def replaced_in(arguments: Any, kind: type[_Leaf], put: Callable[[_Leaf], Any]) -> Any:
+    """A call's arguments with other values in the places of those of a type."""
+    if isinstance(arguments, kind):
+        return put(arguments)
+    return tuple([replaced_in(part, kind, put) for part in arguments]) if isinstance(arguments, tuple) else arguments
 
 
 @frozen

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.facts import Facts, Flag, InputKind, Ref, StepKind
+from policylang.graph.facts import Facts, Flag, InputKind, Ref, StepKind, found_in
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.plain_data import OWN, from_plain, to_plain
 from policylang.language.syntax import Policy
@@ -284,7 +284,7 @@ def collectives_of(run: GraphRun) -> list[CollectiveCall]:
     for row, name in enumerate(facts.group_names):
         if name and len(facts.groups[name].ranks) > 1 and (run.rows is None or row in run.rows):
             own_sizes = "all_to_all" in facts.targets[row]
-            tensors = list(_tensors(facts.arguments[row]))
+            tensors = [each.row for each in found_in(facts.arguments[row], Ref)]
             # lists are of tensors, or the sizes that differ per rank; some objects have no text
             terms = [
                 text
@@ -299,14 +299,6 @@ def collectives_of(run: GraphRun) -> list[CollectiveCall]:
             node, target, ranks = facts.names[row], facts.targets[row], facts.groups[name].ranks
             found.append(CollectiveCall(node, target, ", ".join(terms), types, sizes, name, ranks, run.when))
     return found
-
-
-def _tensors(values: Sequence[Any]) -> Iterator[int]:
-    for value in values:
-        if isinstance(value, Ref):
-            yield value.row
-        elif isinstance(value, tuple):
-            yield from _tensors(value)
 
 
 # --- what is compared -----------------------------------------------------------------------------------------------

@@ -13,15 +13,15 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import inf
-from typing import Any, assert_never
+from typing import assert_never
 from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
 
-from policylang.graph.facts import Facts, Flag, Group, Ref, returns_memory_of_input
+from policylang.graph.facts import Facts, Flag, Group, Ref, found_in, returns_memory_of_input
 from policylang.language.devices.profile import CollectiveKind, CollectiveTimes, DeviceProfile, Network, collective_kind
 from policylang.language.diagnostics import Diagnostic, Span, diagnose
 from policylang.language.resources import tagged
@@ -88,7 +88,7 @@ def put_in(facts: Facts, row: int) -> tuple[int, ...]:
     """The nodes of the tensors that one rank passes to a collective."""
     target, arguments = facts.targets[row], facts.arguments[row]
     at = 1 if target in _RESULT_FIRST else 0
-    found = tuple(_rows(arguments[at])) if len(arguments) > at else ()
+    found = tuple(each.row for each in found_in(arguments[at], Ref)) if len(arguments) > at else ()
     return found or facts.inputs[row]
 
 
@@ -96,7 +96,7 @@ def written_by(facts: Facts, row: int) -> tuple[int, ...]:
     """The nodes of the tensors that a collective writes in place."""
     target, arguments = facts.targets[row], facts.arguments[row]
     at = -1 if target.partition(".")[2].partition(".")[0].endswith("_out") else 0
-    found = tuple(_rows(arguments[at])) if arguments else ()
+    found = tuple(each.row for each in found_in(arguments[at], Ref)) if arguments else ()
     return found or facts.inputs[row]
 
 
@@ -104,14 +104,6 @@ def operator_name(target: str) -> str:
     """``all_gather_into_tensor`` of ``_c10d_functional.all_gather_into_tensor.default``."""
     parts = target.split(".")
     return parts[1] if len(parts) > 1 else target
-
-
-def _rows(argument: Any) -> Iterator[int]:
-    if isinstance(argument, Ref):
-        yield argument.row
-    elif isinstance(argument, tuple):
-        for part in argument:
-            yield from _rows(part)
 
 
 def _size(facts: Facts, row: int, group: Group | None, put: int) -> int:

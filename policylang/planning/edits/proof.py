@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import Factory, evolve, field, frozen, mutable
 
-from policylang.graph.facts import Facts, Ref
+from policylang.graph.facts import Facts, Ref, replaced_in
 from policylang.operators import layouts
 from policylang.operators.layouts import Cut, Gather, GroupMove, Join, Move, MoveError, Part, Reduction, move_of
 from policylang.planning.edits.other_ranks import Grid
@@ -49,17 +49,11 @@ def old_calls(facts: Facts, rows: Iterable[int]) -> list[ChainCall]:
     """The calls in some nodes, in graph order."""
     found = []
     for row in rows:
-        arguments = _named(facts, facts.arguments[row])
+        arguments = replaced_in(facts.arguments[row], Ref, lambda source: Node(facts.names[source.row]))
         if group := facts.group_names[row]:  # what a group is called in the graph and in the facts may differ
             arguments = (*arguments[:-1], group)
         found.append(ChainCall(facts.names[row], facts.targets[row], arguments, facts.shapes[row]))
     return found
-
-
-def _named(facts: Facts, value: Any) -> Any:
-    if isinstance(value, Ref):
-        return Node(facts.names[value.row])
-    return tuple([_named(facts, part) for part in value]) if isinstance(value, tuple) else value
 
 
 def new_call(node: NewNode) -> ChainCall:

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import evolve
 
-from policylang.graph.facts import Derivation, Facts, Flag, Group, Ref, rewritten
+from policylang.graph.facts import Derivation, Facts, Flag, Group, Ref, found_in, replaced_in, rewritten
 from policylang.language.cancellation import check_cancelled
 from policylang.language.diagnostics import Diagnostic, diagnose, prefixed
 from policylang.language.shown import counted
@@ -146,7 +146,7 @@ class _EditedFacts:
     def _inputs(self, each: int | NewNode) -> tuple[int, ...]:
         if isinstance(each, int):
             return tuple(dict.fromkeys([self.row_of[row] for row in self.old.inputs[each]]))
-        return tuple(dict.fromkeys(self.row_of_name[name] for name in _nodes(each.arguments)))
+        return tuple(dict.fromkeys(self.row_of_name[read.name] for read in found_in(each.arguments, Node)))
 
     def _argument(self, value: Any) -> Any:
         match value:
@@ -198,12 +198,6 @@ class _EditedFacts:
                 yield row
                 if each.target in MOVERS and MOVERS[each.target].categories & Flag.VIEW:
                     mutated.add(row)
-
-
-def _nodes(value: Any) -> list[str]:
-    if isinstance(value, Node):
-        return [value.name]
-    return [name for part in value for name in _nodes(part)] if isinstance(value, tuple) else []
 
 
 _PLANNERS: tuple[type[EditPlanner[Any]], ...] = (GatherChains, ScatterChains, RoundTrips, Chunks, Buckets)
@@ -290,20 +284,18 @@ def _chained(found: Sequence[Edit]) -> list[Edit]:
     """With the sources of each edit renamed as the edits before it leave them."""
     replaced: dict[str, str] = {}
     result = []
+
+    def renamed(node: Node) -> Node:
+        return Node(replaced.get(node.name, node.name))
+
     for edit in found:
         sources = tuple(replaced.get(source, source) for source in edit.sources)
         if sources != edit.sources:
-            nodes = tuple(evolve(node, arguments=_renamed(node.arguments, replaced)) for node in edit.nodes)
+            nodes = tuple(evolve(each, arguments=replaced_in(each.arguments, Node, renamed)) for each in edit.nodes)
             edit = evolve(edit, sources=sources, nodes=nodes)
         replaced.update(edit.replaced)
         result.append(edit)
     return result
-
-
-def _renamed(value: Any, replaced: dict[str, str]) -> Any:
-    if isinstance(value, Node):
-        return Node(replaced.get(value.name, value.name))
-    return tuple(_renamed(part, replaced) for part in value) if isinstance(value, tuple) else value
 
 
 # --- what is wrong ---

@@ -24,6 +24,7 @@ from policylang.graph.facts import (
     ScheduleStep,
     StepKind,
     is_gradient,
+    replaced_in,
     rewritten,
 )
 from policylang.language.cancellation import check_cancelled
@@ -180,7 +181,8 @@ class _Runs:
         if run.part >= 0:
             self.arguments.append((Ref(inputs[0]), run.part))
         else:
-            self.arguments.append(self._mapped(arguments, copies or {}) if arguments else ())
+            read = copies or {}
+            self.arguments.append(replaced_in(arguments, Ref, lambda source: Ref(self._read(source.row, read))))
         self.runs.append(run)
         self.inputs.append(inputs)
         return len(self.runs) - 1
@@ -188,11 +190,6 @@ class _Runs:
     def _read(self, source: int, copies: dict[int, int]) -> int:
         found = copies.get(source)
         return self.value[source] if found is None else found
-
-    def _mapped(self, value: Any, copies: dict[int, int]) -> Any:
-        if isinstance(value, Ref):
-            return Ref(self._read(value.row, copies))
-        return tuple([self._mapped(part, copies) for part in value]) if isinstance(value, tuple) else value
 
     def _returned(self, row: int) -> tuple[int, ...]:
         """The backward of a joint graph returns the recomputation of a gradient, the forward its first run."""
