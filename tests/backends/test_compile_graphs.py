@@ -210,7 +210,8 @@ RUNS_AS_IT_IS = r"Dynamo runs `forward` \(test_compile_graphs.py:\d+\) as it is"
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_where_dynamo_compiles_nothing_that_is_said(by_name: bool, tmp_path: Path) -> None:
+def test_where_dynamo_compiles_nothing_that_is_said(by_name: bool, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("policylang.backends.torch_compile.backend._never_applied", {})  # those of other tests
     (tmp_path / "mine.apl").write_text("save aten.embedding; expect saved <= 1 B")
     backend = policylang.backend(tmp_path / "mine.apl", inner="aot_eager")
     model = Recurrent(nn.Identity())
