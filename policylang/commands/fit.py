@@ -144,7 +144,8 @@ def _mesh(options: argparse.Namespace) -> dict[str, int]:
         or len(mesh) < len(found)
         or 0 in mesh.values()
     ):
-        raise problem(SIZES, f"`{options.mesh}` is no mesh", help="write how many ranks share what: `fsdp=8,tp=2`")
+        help = "write how many ranks share what: `fsdp=8,tp=2`; of replicas, name the mesh of one"
+        raise problem(SIZES, f"`{options.mesh}` is no mesh", help=help)
     ranks = mesh.get("fsdp", 1) * mesh.get("tp", 1)
     if options.gpus not in (None, ranks):
         message = f"a mesh of `{options.mesh}` has {ranks} ranks, and {options.gpus} GPUs are given"

@@ -6,7 +6,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -208,6 +208,25 @@ def timed_collectives(timed: Callable[[str], AbstractContextManager[object]]) ->
 
         found.append((functional, "wait_tensor", partial(_timed_call, functional.wait_tensor, "wait_tensor", timed)))
     return replaced(*found)
+
+
+def traced_collectives() -> AbstractContextManager[None]:
+    """Under it the collectives of ``torch.distributed`` that write in place are functional ones and a copy, as under
+    ``torch.compile``: a trace can hold no other."""
+    if not dist.is_available():
+        return nullcontext()
+    import torch.distributed._functional_collectives as functional
+
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def named(value: Any) -> Any:
+            is_reduction = isinstance(value, dist.ReduceOp | dist.ReduceOp.RedOpType)
+            return functional.REDUCE_OP_TO_STR[value] if is_reduction else value
+
+        return function(*map(named, args), **{key: named(value) for key, value in kwargs.items()})
+
+    remaps = functional.traceable_collective_remaps.items()
+    found = ((old.__name__, partial(call, new)) for old, new in remaps if old.__name__ in _COLLECTIVES)
+    return replaced(*((dist, name, function) for name, function in found))
 
 
 def _timed_call(function: Callable[..., Any], name: str, timed: Callable[[str], Any], *args: Any, **kwargs: Any) -> Any:

@@ -29,6 +29,7 @@ from policylang.graph.marks import BACKWARD, EPILOGUE, FORWARD, PHASE, custom
 from policylang.graph.phases import is_seed
 from policylang.torch_compat import tracing
 from policylang.torch_compat.absent_cuda import absent_cuda
+from policylang.torch_compat.distributed import traced_collectives
 from policylang.torch_compat.eager import DispatchMode
 from policylang.tracing import step
 from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice, attention_on
@@ -331,6 +332,7 @@ def _trace(
             regions.marked(),
             checkpoint_regions(followed),
             tracing.compiling(),
+            traced_collectives(),
             functional,
             _DrawnInMemoryOrder(),
         ):

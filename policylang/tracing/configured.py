@@ -191,7 +191,7 @@ def sharded(parts: Parts, sizes: StepSizes, device: str) -> Iterator[Parts]:
         fsdp, tp = sizes.mesh.get("fsdp", 1), sizes.mesh.get("tp", 1)
         # DTensor cuts in the order of the dimensions: a weight for tensor parallelism, and each piece of it for FSDP
         ranks = torch.arange(sizes.ranks).view(fsdp, tp).T.contiguous()
-        mesh = DeviceMesh("meta", ranks, mesh_dim_names=("tp", "fsdp"))
+        mesh = DeviceMesh("cpu" if device == "cpu" else "meta", ranks, mesh_dim_names=("tp", "fsdp"))
         if tp > 1:
             _parallel(parts.model, mesh["tp"], tp)
         for module, gathers in _cut(parts.model, mesh, DTYPES[sizes.dtype]).items():
@@ -221,15 +221,22 @@ def _parallel(model: nn.Module, mesh: DeviceMesh, size: int) -> None:
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     wanted: dict[str, str] = {}
+    first: dict[nn.Parameter, str] = {}
+    tied: dict[str, str] = {}
     for path, module in model.named_modules():  # a module's parameters are cut before its forward is replaced
         style = plan.get(_any_layer(path))
-        for name, _ in module.named_parameters(path, recurse=False):
-            if own := plan.get(_any_layer(name), style):
+        for name, parameter in module.named_parameters(path, recurse=False):
+            if (known := first.setdefault(parameter, name)) != name:
+                tied[name] = known
+            elif own := plan.get(_any_layer(name), style):
                 wanted[name] = own
         if style:
             wanted[path] = style
     try:
         apply_tensor_parallelism(model, mesh, wanted)
+        for name, known in tied.items():
+            path, _, own = name.rpartition(".")
+            setattr(model.get_submodule(path), own, model.get_parameter(known))
     except Exception as error:
         message = f"the model's plan for tensor parallelism cannot be followed: {_first(error)}"
         raise problem(SIZES, message, help="shard it by `fsdp` alone") from error
@@ -241,7 +248,7 @@ def _any_layer(path: str) -> str:
 
 def _cut(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> dict[nn.Module, dict[str, Callable[..., Tensor]]]:
     """Put this rank's part in the place of each parameter, once where several modules share one."""
-    made: dict[int, tuple[nn.Parameter, Placement | None]] = {}
+    made: dict[int, tuple[nn.Parameter, Callable[..., Tensor]]] = {}
     found: dict[nn.Module, dict[str, Callable[..., Tensor]]] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -250,34 +257,43 @@ def _cut(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> dict[nn.Modu
                 if isinstance(data, DTensor):
                     (wanted,), data = data.placements, data.to_local()
                 there = [wanted or Replicate(), Replicate()]
-                kept = [wanted or Replicate(), Shard(_cut_along(data.shape, mesh.size(1)))] if data.dim() else there
+                kept = (
+                    [wanted or Replicate(), Shard(_cut_along(data.shape, mesh.size(1), wanted))]
+                    if data.dim()
+                    else there
+                )
                 part = DTensor.from_local(data, mesh, there, run_check=False).redistribute(placements=kept)
                 own = nn.Parameter(part, requires_grad=parameter.requires_grad)
-                made[id(own)] = made[id(parameter)] = own, wanted
-            own, wanted = made[id(parameter)]
+                made[id(own)] = made[id(parameter)] = own, partial(_gathered, part, wanted, dtype)
+            own, gather = made[id(parameter)]
             module._parameters[name] = own
-            found.setdefault(module, {})[name] = partial(_gathered, mesh, wanted, dtype)
+            found.setdefault(module, {})[name] = gather
     return found
 
 
-def _cut_along(shape: Sequence[int], ranks: int) -> int:
-    """The first dimension, as FSDP2 does; another one where some ranks would get nothing, as of a layer's experts."""
-    even = (dim for dim, size in enumerate(shape) if size % ranks == 0)
-    return 0 if shape[0] >= ranks else next(even, 0)
+def _cut_along(shape: Sequence[int], ranks: int, wanted: Placement | None) -> int:
+    """The first dimension, as FSDP2 does; another one where some ranks would get nothing, as of a layer's experts, and
+    where tensor parallelism takes parts of it from several places, as of two weights in one."""
+    taken = None if wanted is None or type(wanted) in (Shard, Replicate) else getattr(wanted, "dim", None)
+    even = (dim for dim, size in enumerate(shape) if size % ranks == 0 and dim != taken)
+    return 0 if shape[0] >= ranks and taken != 0 else next(even, 0)
 
 
-def _gathered(mesh: DeviceMesh, wanted: Placement | None, dtype: torch.dtype, parameter: DTensor) -> Tensor:
+def _gathered(part: DTensor, wanted: Placement | None, dtype: torch.dtype, own: Tensor) -> Tensor:
     """The parameter in the form a module computes with: a DTensor over ``tp`` where it is tensor-parallel, else a plain
-    tensor."""
-    whole = parameter.to(dtype).redistribute(placements=[wanted or Replicate(), Replicate()])
+    tensor. A style of the plan that computes with plain tensors, as that of experts, puts this rank's piece in the
+    place of the DTensor while the module runs."""
+    mesh, like = part.device_mesh, {"shape": part.shape, "stride": part.stride()}
+    is_plain = not isinstance(own, DTensor)
+    each = DTensor.from_local(own, mesh, part.placements, run_check=False, **like) if is_plain else own
+    whole = each.to(dtype).redistribute(placements=[wanted or Replicate(), Replicate()])
     local = whole.to_local(grad_placements=[wanted or Replicate(), Partial("avg")])
-    return local if wanted is None else DTensor.from_local(local, mesh["tp"], [wanted], run_check=False)
+    return local if wanted is None or is_plain else DTensor.from_local(local, mesh["tp"], [wanted], run_check=False)
 
 
 def _gather_on_use(module: nn.Module, gathers: Mapping[str, Callable[..., Tensor]]) -> None:
     def read(name: str, self: nn.Module) -> Any:
-        own = self._parameters[name]
-        return gathers[name](own) if isinstance(own, DTensor) else own
+        return gathers[name](self._parameters[name])
 
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {name: property(partial(read, name)) for name in gathers})

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from policylang import backend
 from policylang.api.fit import Subject, _Traced, of_configuration
+from policylang.graph.facts import InputKind
 from policylang.graph.snapshot import load
 from policylang.torch_compat.distributed import pretended_ranks
 from policylang.tracing.configured import StepSizes
@@ -28,13 +29,17 @@ SMALL: dict[str, dict[str, Any]] = {
     "vit": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
     "llama": {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
               "num_key_value_heads": 2, "vocab_size": 128},
+    "gemma2": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+               "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "layer_types": None},
+    "mixtral": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "vocab_size": 128, "num_local_experts": 4},
 }  # fmt: skip
 FULL = {
     "llama": "--seq 8192 --mesh fsdp=4,tp=2",
     "qwen3": "--seq 4096 --gpus 4",
-    "gemma2": "--seq 4096 --gpus 8",
+    "gemma2": "--seq 4096 --mesh fsdp=4,tp=2",
     "gpt2": "--seq 1024 --batch 8 --gpus 8 --path joint --peak 3GiB",
-    "mixtral": "--seq 4096 --gpus 64",
+    "mixtral": "--seq 4096 --mesh fsdp=32,tp=2",
     "qwen3_moe": "--seq 4096 --gpus 64",
     "vit": "--batch 64",
     "swin": "--batch 64 --path joint",
@@ -140,6 +145,7 @@ def test_the_table_says_what_other_sizes_would_bring(policylang):
         ("gpt2.json --seq 8 --batch 0", "APL652", "at least one sample"),
         ("vit.json --seq 8", "APL652", "a sequence length is given"),
         ("gpt2.json --seq 8 --mesh fsdp:2", "APL652", "`fsdp:2` is no mesh"),
+        ("gpt2.json --seq 8 --mesh dp_replicate=2,fsdp=4", "APL652", "of replicas"),
         ("gpt2.json --seq 8 --mesh fsdp=2,tp=2 --gpus 8", "APL652", "has 4 ranks, and 8 GPUs are given"),
         ("gpt2.json --seq 8 --gpus 0", "APL652", "one GPU at least"),
         (
@@ -211,9 +217,9 @@ def test_a_function_makes_the_step(policylang, here, monkeypatch):
         assert message in found.err
 
 
-def _traced(name: str) -> _Traced:
+def _traced(name: str, device: TargetDevice | None = None) -> _Traced:
     subject: Subject = of_configuration(name, StepSizes(2, 128))
-    return _Traced(subject, TargetDevice("cuda", (9, 0)), print)
+    return _Traced(subject, device or TargetDevice("cuda", (9, 0)), print)
 
 
 def test_other_sizes_are_those_of_a_full_trace():
@@ -240,19 +246,28 @@ def test_other_sizes_are_those_of_a_full_trace():
         ), column
 
 
-def test_each_rank_has_its_share_of_the_weights():
-    traced = _traced("llama.json")
-    whole, shared, both = (
-        traced._facts(StepSizes(2, 128, mesh), {}) for mesh in ({"fsdp": 1}, {"fsdp": 4}, {"fsdp": 2, "tp": 2})
-    )
-    sizes = [sum(size for size, kind in zip(each.bytes, each.input_kinds, strict=True) if kind == 1) for each in
-             (whole, shared, both)]  # fmt: skip
-    assert sizes[0] == 4 * sizes[1]
-    assert sizes[1] <= sizes[2] < 1.1 * sizes[1]  # norms are cut by fsdp alone
-    assert weights_there(whole) is None
-    assert weights_there(shared) is not None
-    kinds = {target.split(".")[1] for target in both.targets if target.startswith("_c10d_functional")}
-    assert kinds == {"all_gather_into_tensor", "wait_tensor", "reduce_scatter_tensor", "all_reduce"}
+@pytest.mark.parametrize(
+    ("name", "mesh", "device"),
+    [
+        ("llama", {"fsdp": 4}, None),
+        ("llama", {"fsdp": 2, "tp": 2}, None),
+        ("llama", {"fsdp": 2, "tp": 2}, TargetDevice("cpu")),
+        ("gemma2", {"fsdp": 2, "tp": 2}, None),  # the embedding and the head are one weight
+        ("mixtral", {"fsdp": 8, "tp": 2}, None),  # 4 experts, which compute with plain tensors and add up in place
+    ],
+)
+def test_each_rank_has_its_share_of_the_weights(name, mesh, device):
+    traced, sizes = _traced(f"{name}.json", device), StepSizes(2, 128, mesh)
+    facts = traced._facts(sizes, {})
+    whole = sum(each.nbytes for each in traced.subject.make(sizes).model.parameters())
+    share = sum(size for size, kind in zip(facts.bytes, facts.input_kinds, strict=True) if kind == InputKind.PARAMETER)
+    assert (
+        whole <= sizes.ranks * share <= (1.3 if "tp" in mesh else 1) * whole
+    )  # norms and routers are cut by fsdp alone
+    assert weights_there(facts) is not None
+    kinds = {target.split(".")[1] for target in facts.targets if target.startswith("_c10d_functional")}
+    gathers = {"all_gather_into_tensor", "wait_tensor", "reduce_scatter_tensor"}
+    assert kinds == gathers | ({"all_reduce"} if "tp" in mesh else set())
 
 
 @pytest.mark.slow
