@@ -93,9 +93,9 @@ def wait_ahead(gm: fx.GraphModule) -> str:
 
 def product_later(gm: fx.GraphModule) -> str:
     product = calls(gm, torch.ops.aten.mm.default)[0]
-    gather = next(node for node in calls(gm, ALL_GATHER) if node > product)
+    gather, before = next(node for node in calls(gm, ALL_GATHER) if node > product), product.prev
     gather.append(product)
-    return f"`{product.name}` runs behind `{gather.name}`"
+    return f"`{product.name}` runs behind `{gather.name}`, where the plan has it behind `{before.name}`"
 
 
 def one_more(gm: fx.GraphModule) -> str:
@@ -259,26 +259,7 @@ class Runner:
 """
 
 
-def short(source: str, *operators: str) -> list[str]:
-    steps = read_code(source, operators)
-    return [
-        f"{'start' if step.starts else 'wait'} {step.number} {step.operator.rpartition('.')[2]} "
-        f"{step.group or '-'} {step.kernels}"
-        for step in steps
-    ]
-
-
-def test_every_kind_of_collective_is_read() -> None:
-    assert short(ALL_KINDS) == [
-        "start 0 all_reduce 0 1", "start 1 all_gather_into_tensor_coalesced 0 0",
-        "wait 1 all_gather_into_tensor_coalesced - 1", "start 2 all_reduce_coalesced 0 1",
-        "start 3 all_to_all_single 1 0", "wait 0 all_reduce - 0", "wait 2 all_reduce_coalesced - 0",
-        "wait 1 all_gather_into_tensor_coalesced - 0", f"wait {ELSEWHERE} wait_tensor - 0",
-    ]  # fmt: skip
-
-
-def test_partitions_are_read_where_they_are_called() -> None:
-    source = """
+PARTITIONS = """
 def partition_0(args):
     arg0, arg1 = args
     args.clear()
@@ -303,30 +284,42 @@ class Runner:
         torch.ops._c10d_functional.wait_tensor.default(buf4)
         return (buf4, )
 """
-    assert short(source) == [
-        "start 0 all_gather_into_tensor 0 0",
-        "wait 0 all_gather_into_tensor - 1",
-        "start 1 reduce_scatter_tensor 0 1",
-        "wait 1 reduce_scatter_tensor - 0",
-    ]
-
-
-def test_a_collective_of_a_namespace_of_its_own_is_told_by_the_plan() -> None:
-    source = (
-        "def call(args):\n    buf0 = torch.ops.mine.exchange.default(a, '0')\n    torch.ops.aten.sort.default(buf0)\n"
-    )
-    assert short(source) == []
-    assert short(source, "mine.exchange") == ["start 0 exchange 0 0"]
-
-
-def test_a_result_that_is_filled_is_known_by_its_buffer() -> None:
-    source = """
+OF_A_NAMESPACE = """
+def call(args):
+    buf0 = torch.ops.mine.exchange.default(a, '0')
+    torch.ops.aten.sort.default(buf0)
+"""
+FILLED = """
 def call(args):
     torch.ops._c10d_functional.all_gather_into_tensor_out.default(arg0, 2, '0', out=buf0)
     buf1 = empty_strided_cpu((4, ), (1, ), torch.float32)
     torch.ops._c10d_functional.wait_tensor.default(buf0)
 """
-    assert short(source) == ["start 0 all_gather_into_tensor 0 0", "wait 0 all_gather_into_tensor - 0"]
+
+
+@pytest.mark.parametrize(
+    ("source", "operators", "expected"),
+    [
+        (ALL_KINDS, (), [
+            "start 0 all_reduce 0 1", "start 1 all_gather_into_tensor_coalesced 0 0",
+            "wait 1 all_gather_into_tensor_coalesced - 1", "start 2 all_reduce_coalesced 0 1",
+            "start 3 all_to_all_single 1 0", "wait 0 all_reduce - 0", "wait 2 all_reduce_coalesced - 0",
+            "wait 1 all_gather_into_tensor_coalesced - 0", f"wait {ELSEWHERE} wait_tensor - 0"]),
+        (PARTITIONS, (), [
+            "start 0 all_gather_into_tensor 0 0", "wait 0 all_gather_into_tensor - 1",
+            "start 1 reduce_scatter_tensor 0 1", "wait 1 reduce_scatter_tensor - 0"]),
+        (OF_A_NAMESPACE, (), []),
+        (OF_A_NAMESPACE, ("mine.exchange",), ["start 0 exchange 0 0"]),
+        (FILLED, (), ["start 0 all_gather_into_tensor 0 0", "wait 0 all_gather_into_tensor - 0"]),
+    ],
+    ids=["every kind", "partitions", "unknown namespace", "of the plan", "filled result"],
+)  # fmt: skip
+def test_collectives_are_read_off_generated_code(source: str, operators: tuple[str, ...], expected: list[str]) -> None:
+    assert expected == [
+        f"{'start' if step.starts else 'wait'} {step.number} {step.operator.rpartition('.')[2]} "
+        f"{step.group or '-'} {step.kernels}"
+        for step in read_code(source, operators)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +347,9 @@ def call(args):
     assert not audit.check("forward", source, other)
     (difference,) = audit.check("forward", source, PLANNED)
     assert difference.code == "APL345"
-    assert from_plain(CodeAudit, to_plain(audit)).planned == audit.planned
+    again = from_plain(CodeAudit, json.loads(json.dumps(to_plain(audit))))
+    assert again.planned == audit.planned
+    assert [step.kernels for step in again.planned["forward"][0]] == [step.kernels for step in PLANNED]
 
 
 def gathers(*order: str) -> tuple[CommunicationStep, ...]:
@@ -411,13 +406,6 @@ def test_another_group_is_another_order_and_one_that_is_not_named_is_not() -> No
     (found,) = differences(PLANNED, other, "forward")
     assert "over group `7`; the plan has group `0` there" in found.message
     assert not list(differences(PLANNED, (evolve(PLANNED[0], group=""), *PLANNED[1:]), "forward"))
-
-
-def test_steps_come_back_from_json_with_all_that_is_compared() -> None:
-    audit = CodeAudit({"forward": [PLANNED], "backward": [()]})
-    again = from_plain(CodeAudit, json.loads(json.dumps(to_plain(audit))))
-    assert again.planned == audit.planned
-    assert [step.kernels for step in again.planned["forward"][0]] == [step.kernels for step in PLANNED]
 
 
 ORDERED = Flag.RANDOM | Flag.READS_MUTATED | Flag.WRITES | Flag.EFFECTFUL | Flag.COLLECTIVE

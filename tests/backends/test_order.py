@@ -226,19 +226,6 @@ def test_an_order_that_cannot_be_kept_leaves_the_graph_as_it_was(wrong: str) -> 
     assert str(graph.gm.graph) == before
 
 
-def test_the_audit_names_what_a_later_pass_moved() -> None:
-    graph = flat_of("mlp").fresh()
-    facts = collect(graph.gm)
-    order = orders.order_of(facts)
-    assert audit_order(order, graph.gm.graph) == ()
-    nodes = [node for node in graph.gm.graph.nodes if node.op == "call_function"]
-    nodes[8].append(nodes[2])
-    (found,) = audit_order(order, graph.gm.graph)
-    assert found.code == "APL418"
-    assert f"`{nodes[2].name}` runs behind `{nodes[8].name}`" in found.message
-    assert f"where the plan has it behind `{nodes[1].name}`" in found.message
-
-
 @pytest.mark.parametrize("text", [*SOME[:3], "optional save mm, addmm; undecided -> auto"])
 @pytest.mark.parametrize("model", ["dropout", slow("mlp"), slow("llama"), slow("resnet")])
 def test_halves_in_any_order_give_the_same_bits(model: str, text: str) -> None:

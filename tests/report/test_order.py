@@ -83,6 +83,9 @@ def test_what_an_order_comes_to() -> None:
     found = communication(ordered_plan(4, left=LEFT, barriers=BARRIERS))
     assert order_totals(found) == TOTALS
     assert order_details(found) == DETAILS
+    page = without_scripts(plan_page(breakdown(ordered_plan(4, left=LEFT, barriers=BARRIERS)), (), "a.graph"))
+    for shown in ("mylib.scan.default ×3", "each bucket proven on 4 ranks", "<td>all-gather of 2</td>"):
+        assert shown in page
 
 
 def test_without_a_device_there_are_counts_and_bytes_and_no_times() -> None:
@@ -93,7 +96,8 @@ def test_without_a_device_there_are_counts_and_bytes_and_no_times() -> None:
     assert "without a device's times, exposed communication is not known" in text
     assert " ms" not in text + order_details(found)
     assert "exposed  " not in order_details(found)
-    assert "each bucket proven on 4 ranks" in order_details(found)
+    for shown in (order_details(found), plan_page(breakdown(ordered_plan(2, device=None)), (), "a.graph")):
+        assert "each bucket proven on 4 ranks" in shown
 
 
 def test_alike_collectives_are_one_row_and_the_most_of_reasons_are_told() -> None:
@@ -160,12 +164,6 @@ def test_json_has_the_full_order() -> None:
     assert untimed["bound_seconds"] is untimed["as_planned"]["exposed_seconds"] is None
     assert untimed["collectives"][0]["start_seconds"] is None
     assert [each["name"] for each in untimed["steps"]] == [name for name, _ in steps]
-
-
-def test_a_policy_that_schedules_nothing_has_no_order() -> None:
-    made = plan(parsed("undecided -> save"), facts_of(layers(2)), JOINT, device=SLOW)
-    assert json.loads(plan_json(breakdown(made), (), ()))["order"] is None
-    assert "as planned" not in plan_text(breakdown(made), ())
 
 
 @pytest.mark.parametrize(
@@ -453,12 +451,19 @@ def test_any_step_is_traced_as_it_is_timed(facts: Facts, data: st.DataObject) ->
     assert all(one[0] <= other[0] and one[1] != other[1] for one, other in pairwise(trace.memory))
 
 
-def test_the_trace_of_a_policy_that_schedules_nothing() -> None:
-    facts = facts_of(layers(2))
-    (trace,) = traces(plan(parsed("undecided -> save"), facts, JOINT, device=SLOW))
+def test_a_policy_that_schedules_nothing() -> None:
+    """It has a trace and, on a path that is timed, lanes on its page; no order."""
+    facts, text = facts_of(layers(2)), parsed("undecided -> save")
+    made = plan(text, facts, JOINT, device=SLOW)
+    assert json.loads(plan_json(breakdown(made), (), ()))["order"] is None
+    assert "as planned" not in plan_text(breakdown(made), ())
+    (trace,) = traces(made)
     assert trace.title == "as planned"
     assert trace.exposed == pytest.approx(0.034)
     assert len(trace.collectives) == 4
+    for able, device, has_lanes in ((JOINT, SLOW, True), (JOINT, None, False), (EAGER, SLOW, False)):
+        page = plan_page(breakdown(plan(text, facts, able, device=device)), (), "a.graph")
+        assert ("Compute and communication" in page) is has_lanes
 
 
 def test_what_is_narrowed_has_its_bars() -> None:
@@ -496,25 +501,6 @@ def test_what_runs_again_is_marked(sharded_step: Plan) -> None:
     assert {"mm0", "mm1"} <= again
     planned, _ = traces(sharded_step)
     assert {each["cat"] for each in planned.threads[0]} == {"compute"}, "there, what runs again is a node of its own"
-
-
-def test_the_page_of_an_order() -> None:
-    text = without_scripts(plan_page(breakdown(ordered_plan(4, left=LEFT, barriers=BARRIERS)), (), "a.graph"))
-    assert "mylib.scan.default ×3" in text
-    assert "each bucket proven on 4 ranks" in text
-    assert "<td>all-gather of 2</td>" in text
-    assert "each bucket proven on 4 ranks" in plan_page(breakdown(ordered_plan(2, device=None)), (), "a.graph")
-
-
-def test_the_page_of_a_policy_that_schedules_nothing() -> None:
-    titles = [
-        "Compute and communication" in plan_page(breakdown(made), (), "a.graph")
-        for made in (
-            plan(parsed("undecided -> save"), facts_of(layers(2)), able, device=device)
-            for able, device in ((JOINT, SLOW), (JOINT, None), (EAGER, SLOW))
-        )
-    ]
-    assert titles == [True, False, False]
 
 
 @in_browser
