@@ -99,17 +99,15 @@ def test_the_first_compilation_misses_and_is_recorded(cold: dict[str, Any], cach
     assert len(list((cache / "policylang").rglob("*.json"))) == 2
 
 
-def test_the_same_policy_hits_both_caches(cold: dict[str, Any], warm: list[dict[str, Any]]) -> None:
+def test_the_same_policy_hits_both_caches_and_reports_what_was_decided(
+    cold: dict[str, Any], warm: list[dict[str, Any]]
+) -> None:
     again = warm[0]
     assert again["code"] == cold["code"], "the sources were edited while the test ran, and they are in the key"
     assert (again["aot hits"], again["aot misses"]) == (2, 0)
     assert (again["fx hits"], again["fx misses"]) == (cold["fx misses"], 0)
     assert again["from cache"] == [True, True]
     assert again["gradient"] == cold["gradient"]
-
-
-def test_what_was_decided_is_reported_from_a_cache(cold: dict[str, Any], warm: list[dict[str, Any]]) -> None:
-    again = warm[0]
     for figure in ("saved", "bytes", "matched"):
         assert again[figure] == cold[figure]
     assert cold["lines"] == ["<policy>:1", "<policy>:2", "<policy>:3"]

@@ -748,16 +748,12 @@ class _RecomputesItself(torch.autograd.Function):
         return gradient * x.sin() * x.cos() * 2
 
 
-def test_a_backward_node_does_not_make_a_decided_forward_value_its_own() -> None:
+def test_a_backward_node_does_not_make_a_forward_value_its_own_unless_no_rule_decides_it() -> None:
     graph = traced(lambda x: _RecomputesItself.apply(x), torch.randn(4))
     result = graph.run("save everything")
     assert_same_result(graph.run(default_partition), result)
     assert result.audit.saved == ()
     assert {"sin_2", "cos"} <= set(names(result.partition.backward.graph))
-
-
-def test_min_cut_may_share_a_value_that_no_rule_decided() -> None:
-    graph = traced(lambda x: _RecomputesItself.apply(x), torch.randn(4))
     gm, merged = eliminate(graph, "undecided -> auto")
     assert len([name for name in names(gm.graph) if name.startswith("sin")]) == 1
     assert_same_result(graph.run(default_partition), graph.run("undecided -> auto"))

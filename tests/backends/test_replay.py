@@ -269,17 +269,13 @@ def test_dropout_draws_for_itself_again() -> None:
         assert torch.equal(again, before)
 
 
-def test_the_record_lies_on_the_operator_of_a_tuple() -> None:
+def test_the_record_lies_on_the_operator_of_a_tuple_and_the_forward_is_left_as_it_was() -> None:
     first = first_step(one_layer, SAVE_PRODUCTS)
     module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
     (attention,) = (node for node in module.graph.nodes if "scaled_dot_product" in node.name)
     record = from_annotation(marks.custom(attention.meta)[marks.SAVED])
     assert (record.name, record.value, record.several, record.partly) == (attention.name, True, True, False)
     assert not any(marks.SAVED in marks.custom(piece.meta) for piece in attention.users)
-
-
-def test_the_forward_is_left_as_it_was() -> None:
-    first = first_step(one_layer, SAVE_PRODUCTS)
     forward = first.partition.forward
     before = [(node.name, dict(marks.custom(node.meta))) for node in forward.graph.nodes]
     module = recompilable(forward, num_fwd_outputs=first.num_fwd_outputs)

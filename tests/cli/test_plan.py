@@ -46,7 +46,7 @@ def policy(tmp_path):
     return make
 
 
-def test_what_is_saved_and_recomputed_by_which_line(policylang, graph, policy):
+def test_what_is_saved_and_recomputed_and_alive_at_the_peak_by_which_line(policylang, graph, policy):
     outcome = policylang("plan", policy(), "--graph", graph, "--values")
     assert (outcome.code, outcome.err) == (0, "")
     assert "policy mine: 4 forward values, 2 blocks" in outcome.out
@@ -54,6 +54,19 @@ def test_what_is_saved_and_recomputed_by_which_line(policylang, graph, policy):
     assert "layers.0–1 ×2: 1 GiB saved, 1 GiB and 0 FLOP recomputed, each" in outcome.out
     assert re.search(r"saved +aten.mm.default +8×8 float32 +1 GiB +mine.apl:3", outcome.out)
     assert re.search(r"recomputed +aten.sin.default +8×8 float32 +1 GiB +mine.apl:2", outcome.out)
+    assert "alive at the peak, 5 GiB: at g1, step 6 of 8, in the backward" in outcome.out
+    assert re.search(r"1 GiB +20% +a1 +aten.mm.default +layers.1 +saved +mine.apl:3 +3–6", outcome.out)
+    assert re.search(r"1 GiB +20% +w +parameter +start–end", outcome.out)
+    assert re.search(r"2 GiB +40% +2 +saved +mine.apl:3 +save mm in block", outcome.out)
+
+    document = json.loads(policylang("plan", policy(), "--graph", graph, "--output-format", "json").out)
+    found = document["at_peak"]
+    assert found["bytes"] == max(document["with"]["peak"][half] for half in ("forward", "backward"))
+    assert found["bytes"] == sum(each["bytes"] for each in found["values"]) + found["rest_bytes"]
+    assert found["bytes"] == sum(each["bytes"] for each in found["shares"])
+    assert [value["name"] for value in found["values"][:4]] == ["w", "a0", "a1", "b1"]
+    assert found["values"][1]["made"] == {"step": 1, "node": "a0", "half": "forward", "again": False}
+    assert found["values"][1]["source"].endswith("mine.apl:3")
 
 
 def test_json_is_one_document_with_what_each_rule_is_worth(policylang, graph, policy):
@@ -87,23 +100,6 @@ def test_a_plan_without_options_fits_a_screen(policylang):
     assert "\nmodel.layers.0–30 ×31: 497 MiB saved, " in out
     assert "aten." not in out
     assert out.endswith("\nevery value: --values; as a page: --html plan.html\n")
-
-
-def test_what_is_alive_at_the_peak_by_line(policylang, graph, policy):
-    outcome = policylang("plan", policy(), "--graph", graph, "--values")
-    assert "alive at the peak, 5 GiB: at g1, step 6 of 8, in the backward" in outcome.out
-    assert re.search(r"1 GiB +20% +a1 +aten.mm.default +layers.1 +saved +mine.apl:3 +3–6", outcome.out)
-    assert re.search(r"1 GiB +20% +w +parameter +start–end", outcome.out)
-    assert re.search(r"2 GiB +40% +2 +saved +mine.apl:3 +save mm in block", outcome.out)
-
-    document = json.loads(policylang("plan", policy(), "--graph", graph, "--output-format", "json").out)
-    found = document["at_peak"]
-    assert found["bytes"] == max(document["with"]["peak"][half] for half in ("forward", "backward"))
-    assert found["bytes"] == sum(each["bytes"] for each in found["values"]) + found["rest_bytes"]
-    assert found["bytes"] == sum(each["bytes"] for each in found["shares"])
-    assert [value["name"] for value in found["values"][:4]] == ["w", "a0", "a1", "b1"]
-    assert found["values"][1]["made"] == {"step": 1, "node": "a0", "half": "forward", "again": False}
-    assert found["values"][1]["source"].endswith("mine.apl:3")
 
 
 EXPECTING = POLICY + "expect saved <= 3 GiB\nexpect recomputed flops <= 1%\nexpect every mm recomputed\n"

@@ -394,7 +394,7 @@ def test_every_figure_is_settled(page: Path):
 
 
 @pytest.mark.parametrize("page", WITH_OUTPUTS, ids=lambda page: page.stem)
-def test_what_settles_a_figure_is_there(page: Path):
+def test_what_settles_a_figure_is_there_and_times_have_their_date(page: Path):
     text = page.read_text(encoding="utf-8")
     for entry in SETTLED.findall(text):
         if entry.startswith(("source: ", "given: ")):
@@ -403,12 +403,7 @@ def test_what_settles_a_figure_is_there(page: Path):
             file, _, test = each.partition("::")
             assert (ROOT / file).is_file(), each
             assert not test or f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), each
-
-
-@pytest.mark.parametrize("page", WITH_OUTPUTS, ids=lambda page: page.stem)
-def test_times_have_their_date(page: Path):
-    """In the section, or above the first of them."""
-    text = page.read_text(encoding="utf-8")
+    # In the section, or above the first of them.
     timed = [
         each for heading, part in sections(page) if "given: " not in part for each in figures(part) if TIME.search(each)
     ]

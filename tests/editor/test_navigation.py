@@ -218,16 +218,13 @@ def slow_position(text: str, offset: int, encoding: types.PositionEncodingKind) 
 
 
 @given(TEXTS, ENCODINGS)
-def test_a_position_is_that_of_the_protocol(text: str, encoding: types.PositionEncodingKind) -> None:
+def test_a_position_is_that_of_the_protocol_and_there_and_back_is_the_same_place(
+    text: str, encoding: types.PositionEncodingKind
+) -> None:
     positions = Positions(text, encoding)
     for offset in range(len(text) + 1):
         found = positions.position(offset)
         assert (found.line, found.character) == slow_position(text, offset, encoding)
-
-
-@given(TEXTS, ENCODINGS)
-def test_there_and_back_is_the_same_place(text: str, encoding: types.PositionEncodingKind) -> None:
-    positions = Positions(text, encoding)
     for offset in range(len(text) + 1):
         back = positions.offset(positions.position(offset))
         inside_a_line_end = text[offset - 1 : offset + 1] == "\r\n" and offset > 0

@@ -80,7 +80,7 @@ def check_sizes(name: str, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_phases_agree_with_what_pytorch_needs_forward_and_backward(name: str) -> None:
+def test_phases_and_edges_are_those_of_the_graph_and_of_pytorch(name: str) -> None:
     joint, facts = joint_of(name), facts_of_model(name)
     info = classify_nodes(joint.gm, joint.static_lifetime_input_indices or [], joint.num_fwd_outputs)
     forward = {facts.names[row] for row in facts.forward}
@@ -91,6 +91,21 @@ def test_phases_agree_with_what_pytorch_needs_forward_and_backward(name: str) ->
     tagged = {node.name for node in joint.gm.graph.nodes if node.meta.get("partitioner_tag") == "is_forward"}
     assert forward <= tagged | needed
     assert facts.kind is GraphKind.JOINT
+    for row, node in enumerate(joint.gm.graph.nodes):
+        assert facts.names[row] == node.name
+        assert [facts.names[read] for read in facts.inputs[row]] == [read.name for read in node.all_input_nodes]
+        assert sorted(facts.names[user] for user in facts.users[row]) == sorted(user.name for user in node.users)
+        assert list(facts.users[row]) == sorted(facts.users[row])
+    output = next(iter(reversed(joint.gm.graph.nodes)))
+    returned = output.args[0][: joint.num_fwd_outputs]
+    expected = {node.name for node in returned if isinstance(node, fx.Node) and node.op == "call_function"}
+    assert expected == {facts.names[row] for row in range(len(facts)) if facts.has(row, Flag.FORWARD_OUTPUT)}
+    for row in range(len(facts)):
+        if facts.phases[row] == Phase.BACKWARD:
+            continue
+        group = [row, *facts.followers.get(row, ())]
+        read = any(facts.phases[user] == Phase.BACKWARD for member in group for user in facts.users[member])
+        assert facts.has(row, Flag.FEEDS_BACKWARD) == read, facts.names[row]
 
 
 def attention_flops(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
@@ -134,18 +149,33 @@ def test_flops_add_up_to_what_pytorch_counts_in_a_run(name: str) -> None:
     assert uncounted_operators(facts, range(len(facts))) == {}
 
 
-def test_flops_of_flex_attention_are_those_of_its_matrix_products() -> None:
+def test_flex_attention_counts_its_matrix_products_and_its_subgraphs_have_no_size() -> None:
     facts = facts_of_model("flex")
     (row, *_) = facts.by_target["higher_order.flex_attention"]
     batch, heads, length, head = 2, 2, 16, 16
     assert facts.flops[row] == 2 * (2 * batch * heads * length * length * head)
+    subgraphs = [row for row in range(len(facts)) if facts.ops[row] == "get_attr"]
+    assert subgraphs
+    assert {facts.phases[row] for row in subgraphs} == {Phase.INPUT}
+    assert sum(facts.bytes[row] for row in subgraphs) == 0
 
 
-def test_flops_of_attention_on_the_cpu_are_those_of_the_other_kernels() -> None:
+def test_flops_views_compute_and_blocks_of_a_llama() -> None:
     facts = facts_of_model("llama")
     attention = facts.by_target["aten._scaled_dot_product_flash_attention_for_cpu.default"]
     batch, heads, length, head = facts.shapes[attention[0] + 1] or ()
     assert [facts.flops[row] for row in attention] == [2 * (2 * batch * heads * length * length * head)] * 2
+    views = {facts.targets[row] for row in facts.forward if facts.has(row, Flag.VIEW)}
+    assert {"aten.t.default", "aten.view.default", "aten.transpose.int"} <= views
+    assert not views & {"aten.mm.default", "aten.clone.default", "aten.mul.Tensor", "aten._unsafe_view.default"}
+    compute = {facts.targets[row] for row in facts.forward if facts.has(row, Flag.COMPUTE)}
+    assert compute <= {"aten.mm.default", "aten.bmm.default", "aten.addmm.default"}
+    assert "aten.mm.default" in compute
+    blocks = blocks_of(facts)
+    assert blocks.names == ("model.model.layers.0", "model.model.layers.1")
+    for row in facts.forward:
+        inside = facts.modules[row].startswith("model.model.layers.")
+        assert (blocks.block_of[row] != OUTSIDE) == inside
 
 
 @pytest.mark.slow
@@ -165,31 +195,6 @@ def test_symbolic_sizes_are_marked_and_collecting_adds_no_guard() -> None:
     assert len(env.guards) == before
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_edges_are_those_of_the_graph(name: str) -> None:
-    joint, facts = joint_of(name), facts_of_model(name)
-    for row, node in enumerate(joint.gm.graph.nodes):
-        assert facts.names[row] == node.name
-        assert [facts.names[read] for read in facts.inputs[row]] == [read.name for read in node.all_input_nodes]
-        assert sorted(facts.names[user] for user in facts.users[row]) == sorted(user.name for user in node.users)
-        assert list(facts.users[row]) == sorted(facts.users[row])
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_what_backward_reads_and_forward_returns_is_what_the_graph_says(name: str) -> None:
-    joint, facts = joint_of(name), facts_of_model(name)
-    output = next(iter(reversed(joint.gm.graph.nodes)))
-    returned = output.args[0][: joint.num_fwd_outputs]
-    expected = {node.name for node in returned if isinstance(node, fx.Node) and node.op == "call_function"}
-    assert expected == {facts.names[row] for row in range(len(facts)) if facts.has(row, Flag.FORWARD_OUTPUT)}
-    for row in range(len(facts)):
-        if facts.phases[row] == Phase.BACKWARD:
-            continue
-        group = [row, *facts.followers.get(row, ())]
-        read = any(facts.phases[user] == Phase.BACKWARD for member in group for user in facts.users[member])
-        assert facts.has(row, Flag.FEEDS_BACKWARD) == read, facts.names[row]
-
-
 def test_getitem_is_owned_by_the_operator_whose_result_it_takes() -> None:
     facts = facts_of_model("gpt2")
     pieces = [row for row in facts.forward if facts.targets[row] == "builtin.getitem"]
@@ -205,28 +210,6 @@ def test_dropout_draws_and_attention_without_dropout_does_not() -> None:
     attention = [row for row in llama.forward if "scaled_dot_product" in llama.targets[row]]
     assert attention
     assert not any(llama.has(row, Flag.RANDOM) for row in attention)
-
-
-def test_subgraphs_of_higher_order_operators_are_constants_without_size() -> None:
-    facts = facts_of_model("flex")
-    subgraphs = [row for row in range(len(facts)) if facts.ops[row] == "get_attr"]
-    assert subgraphs
-    assert {facts.phases[row] for row in subgraphs} == {Phase.INPUT}
-    assert sum(facts.bytes[row] for row in subgraphs) == 0
-
-
-def test_views_share_memory_and_others_do_not() -> None:
-    facts = facts_of_model("llama")
-    views = {facts.targets[row] for row in facts.forward if facts.has(row, Flag.VIEW)}
-    assert {"aten.t.default", "aten.view.default", "aten.transpose.int"} <= views
-    assert not views & {"aten.mm.default", "aten.clone.default", "aten.mul.Tensor", "aten._unsafe_view.default"}
-
-
-def test_compute_is_pytorchs_list() -> None:
-    facts = facts_of_model("llama")
-    compute = {facts.targets[row] for row in facts.forward if facts.has(row, Flag.COMPUTE)}
-    assert compute <= {"aten.mm.default", "aten.bmm.default", "aten.addmm.default"}
-    assert "aten.mm.default" in compute
 
 
 def test_user_tags_are_the_users_and_ours_are_not() -> None:
@@ -335,15 +318,6 @@ def test_each_matching_module_or_checkpoint_region_is_a_block_numbered_in_graph_
     assert (blocks.names, [*blocks.block_of]) == (names, [OUTSIDE, *inside])
 
 
-def test_the_default_is_the_layers_of_a_real_model() -> None:
-    facts = facts_of_model("llama")
-    blocks = blocks_of(facts)
-    assert blocks.names == ("model.model.layers.0", "model.model.layers.1")
-    for row in facts.forward:
-        inside = facts.modules[row].startswith("model.model.layers.")
-        assert (blocks.block_of[row] != OUTSIDE) == inside
-
-
 EXPERTS = "\n".join(f"%e{i} = aten.sin.default(%x) layers.0.moe.experts.{i}" for i in range(8))
 NESTED = "%a = aten.sin.default(%x) stages.0.layers.0\n%b = aten.sin.default(%a) stages.0.layers.1"
 
@@ -391,6 +365,10 @@ def test_the_layers_of_a_recorded_forward() -> None:
     assert Counter(blocks.block_of[row] for row in gathers) == {**dict.fromkeys(range(32), 9), -1: 3}
     assert [blocks.block_of[row] for row in (gathers[0], *gathers[-2:])] == [-1, -1, -1]  # embedding, last norm, head
     assert list(blocks.block_of) == list(blocks_of(facts, PathGlob("layers.*")).block_of)
+    named = ["", *["layers.0"] * (len(facts) - 1)]
+    assert blocks_of(evolve(facts, modules=named)).names == ("layers.0",)
+    assert blocks_of(evolve(facts, ac_regions=[7] * len(facts))).names == ("region 7",)
+    assert blocks_of(evolve(facts, kind=GraphKind.FLAT)).names == ()
 
 
 def test_the_layers_of_a_recorded_backward_are_those_of_its_modules() -> None:
@@ -429,14 +407,6 @@ def test_what_lies_outside_the_stretches_is_put_together_by_a_size_alone() -> No
     assert found.message.endswith("joins nothing: none of its 3 collectives belongs to a block")
     made = plan(policylang.parse("bucket (all_gather outside block) up to 2 GiB"), recorded_forward(), HALF)
     assert [len(edit.collectives) for edit in made.order.edits.done] == [3]
-
-
-def test_a_graph_that_names_modules_or_regions_keeps_them() -> None:
-    facts = recorded_forward()
-    named = ["", *["layers.0"] * (len(facts) - 1)]
-    assert blocks_of(evolve(facts, modules=named)).names == ("layers.0",)
-    assert blocks_of(evolve(facts, ac_regions=[7] * len(facts))).names == ("region 7",)
-    assert blocks_of(evolve(facts, kind=GraphKind.FLAT)).names == ()
 
 
 @pytest.mark.parametrize("text", ["%x = input", "%x = input\n%y = aten.sin.default(%x)"])

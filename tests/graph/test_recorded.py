@@ -57,12 +57,24 @@ def imported(content: Any, folder: Path) -> Facts:
     return recorded_facts(path)
 
 
-def test_groups_have_their_ranks_and_their_dimension() -> None:
+def test_groups_blocks_waits_attention_and_tags_are_those_of_the_step() -> None:
     facts = of_file(JOINT)
     (mesh,) = facts.meshes
     assert (mesh.dims, mesh.shape) == (("dp", "tp"), (16, 8))
     assert {name: group.ranks for name, group in facts.groups.items()} == process_groups(JOINT)
     assert {group.size: group.dim for group in facts.groups.values()} == {16: "dp", 8: "tp", 128: None}
+    for row in rows_of(facts, "_c10d_functional.wait_tensor.default"):
+        assert facts.owners[row] == facts.inputs[row][0]
+        assert facts.has(facts.owners[row], Flag.COLLECTIVE)
+    regions = blocks_of(facts)
+    assert len(regions.names) == 32
+    bare = evolve(facts, ac_regions=[None] * len(facts))
+    assert blocks_of(bare).names == tuple(f"layers.{layer}" for layer in range(32))
+    rows = rows_of(facts, "aten._scaled_dot_product_flash_attention.default")
+    assert len(rows) == 32
+    assert not any(facts.has(row, Flag.RANDOM) for row in rows)
+    tags = Counter(facts.user_tags)
+    assert (tags["PREFER_RECOMPUTE"], tags["MUST_SAVE"]) == (5_282, 1_860)
 
 
 def test_an_operator_that_torch_does_not_have(tmp_path: Path) -> None:
@@ -350,11 +362,7 @@ def test_gathers_of_parameters() -> None:
     assert Counter(facts.group_names[row] for row in others) == {"9": 65, "1": 1}
     (frequencies,) = [row for row in others if facts.group_names[row] == "1"]
     assert facts.input_kinds[facts.inputs[frequencies][0]] != InputKind.PARAMETER
-
-
-def test_gathers_in_one_line_from_some_input_forward_and_backward() -> None:
-    """384 of the 481: the forward's 290 and one buffer, and 93 of weights that the backward gathers over its group."""
-    facts = of_file(JOINT)
+    # 384 of the 481: the forward's 290 and one buffer, and 93 of weights that the backward gathers over its group.
     single = bytearray(len(facts))
     for row in range(len(facts)):
         inputs = facts.inputs[row]
@@ -364,39 +372,11 @@ def test_gathers_in_one_line_from_some_input_forward_and_backward() -> None:
     assert sum(single[row] for row in rows_of(facts, GATHER)) == 384
 
 
-def test_waits_follow_their_collectives() -> None:
-    facts = of_file(JOINT)
-    for row in rows_of(facts, "_c10d_functional.wait_tensor.default"):
-        assert facts.owners[row] == facts.inputs[row][0]
-        assert facts.has(facts.owners[row], Flag.COLLECTIVE)
-
-
-def test_blocks_are_the_layers() -> None:
-    facts = of_file(JOINT)
-    regions = blocks_of(facts)
-    assert len(regions.names) == 32
-    bare = evolve(facts, ac_regions=[None] * len(facts))
-    assert blocks_of(bare).names == tuple(f"layers.{layer}" for layer in range(32))
-
-
 def test_module_paths_and_parameter_names_are_the_models() -> None:
     facts = of_file(ONE_DEVICE)
     assert facts.input_names[:2] == ["tok_embeddings.weight", "layers.0.attention.wq.weight"]
     assert "layers.31.attention.wq" in set(facts.modules)
     assert not any("_" in part and part.startswith("_") for path in set(facts.modules) for part in path.split("."))
-
-
-def test_attention_in_the_recording_draws_no_random_numbers() -> None:
-    facts = of_file(JOINT)
-    rows = rows_of(facts, "aten._scaled_dot_product_flash_attention.default")
-    assert len(rows) == 32
-    assert not any(facts.has(row, Flag.RANDOM) for row in rows)
-
-
-def test_the_users_tags_are_read() -> None:
-    facts = of_file(JOINT)
-    tags = Counter(facts.user_tags)
-    assert (tags["PREFER_RECOMPUTE"], tags["MUST_SAVE"]) == (5_282, 1_860)
 
 
 NODE = re.compile(r"(\w+)(?:=(\w+)\(([\w,]*)\)(\d?))?")

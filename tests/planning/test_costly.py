@@ -100,16 +100,11 @@ def test_it_is_a_warning_with_its_figures(code: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_its_first_fix_makes_it_go_away(code: str) -> None:
+def test_its_first_fix_makes_it_go_away_and_it_can_be_allowed_on_its_line(code: str) -> None:
     name, text = CASES[code]
     (costly,) = found(text, name)
     mended = costly.fixes[0].applied(costly.span.source)
     assert code not in [each.code for each in found(mended, name)]
-
-
-@pytest.mark.parametrize("code", CASES)
-def test_it_can_be_allowed_on_its_line(code: str) -> None:
-    name, text = CASES[code]
     (costly,) = found(text, name)
     lines = text.splitlines()
     at = costly.span.line - 1

@@ -243,10 +243,20 @@ def test_partitions_are_scheduled_as_the_sentences_say(facts: Facts, drawn: list
 
 @given(numbers, fates, st.integers(2, 6))
 @drawing
-def test_flat_graphs_are_scheduled_as_the_sentences_say(drawn: list[int], chosen: list[str], segments: int) -> None:
+def test_flat_graphs_are_scheduled_as_the_sentences_say_and_nothing_is_read_before_it_is_there(
+    drawn: list[int], chosen: list[str], segments: int
+) -> None:
     facts = collect(random_flat(drawn, segments).gm)
     again, moved = decided(facts, chosen)
     assert list(build_schedule(facts, again, moved)) == reference_schedule(facts, again, moved)
+    # Whatever is decided: a step of the backward reads the second value where there is one, else the first.
+    again, moved = decided(facts, chosen)
+    there = {(row, 0) for row, op in enumerate(facts.ops) if op != "call_function"}
+    for kind, row, region in build_schedule(facts, again, moved):
+        if kind <= StepKind.SECOND_RUN:
+            for source in facts.inputs[row]:
+                assert {(source, region), (source, 0)} & there or facts.phases[source] == facts.phases[row]
+        there.add((row, region))
 
 
 @given(numbers, fates, st.integers(2, 6), st.lists(st.integers(-1, 3), min_size=1, max_size=9), st.integers(1, 3))
@@ -279,20 +289,6 @@ def test_what_is_counted_as_recomputed_is_what_the_schedule_runs_again(
     read = read.union(*(facts.inputs[row] for row in needs.recomputed))
     kept = {row for row in read if facts.forward_mask[row] and not facts.flags[row] & Flag.SYMBOLIC}
     assert kept.difference(needs.recomputed).issuperset(needs.saved)
-
-
-@given(numbers, fates, st.integers(2, 6))
-@drawing
-def test_nothing_is_read_before_it_is_there(drawn: list[int], chosen: list[str], segments: int) -> None:
-    """Whatever is decided: a step of the backward reads the second value where there is one, else the first."""
-    facts = collect(random_flat(drawn, segments).gm)
-    again, moved = decided(facts, chosen)
-    there = {(row, 0) for row, op in enumerate(facts.ops) if op != "call_function"}
-    for kind, row, region in build_schedule(facts, again, moved):
-        if kind <= StepKind.SECOND_RUN:
-            for source in facts.inputs[row]:
-                assert {(source, region), (source, 0)} & there or facts.phases[source] == facts.phases[row]
-        there.add((row, region))
 
 
 # A slow maker of schedules, written from the sentences of the documentation, to hold the fast one against.

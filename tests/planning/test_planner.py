@@ -98,10 +98,6 @@ def test_the_users_tags_stay_and_are_counted():
     assert made.rules[0].kept_by_user == 2
     assert strategies.names(made.facts, made.rules[0].decided) == ["e"]
     assert made.decisions[1].why is Why.USER
-
-
-def test_a_value_at_the_border_of_two_regions_is_saved():
-    made = strategies.planned(facts_of(CHECKPOINTED), "save sin")
     border = made.decisions[made.facts.index["b"]]
     assert (border.action, border.why) == (Action.SAVE, Why.USER)
     assert border.reason == "the user's next checkpoint region reads it"
@@ -470,12 +466,7 @@ def test_a_sweeping_rule_leaves_it_saved_with_a_note(path: Capabilities):
     assert (decision.rule, decision.why) == (0, Why.ROUTING)
     assert codes(made) == ["APL308"]
     assert made.diagnostics[0].message.startswith("`recompute everything` leaves 1 forward value saved that steer")
-
-
-@PATHS
-def test_whole_numbers_that_are_known_are_ordered_the_same_again(path: Capabilities):
-    """Nor is the largest of some floats a choice, though `where` reads it."""
-    made = routed("recompute everything", path)
+    # Nor is the largest of some floats a choice, though `where` reads it.
     assert [fate(made, name) for name in ("sort", "order", "most")] == ["recompute"] * 3
 
 

@@ -113,16 +113,12 @@ def _next(row: int) -> list[int]:
     return []
 
 
-def test_saved_bytes_to_the_byte() -> None:
+def test_saved_bytes_and_flops_once_more_to_the_last() -> None:
     outcome = saved_and_recomputed(planned())
     assert outcome.final
     assert SAVED_PER_BLOCK == 147_062_808
     assert outcome.saved_bytes_by_block == (SAVED_PER_BLOCK,) * LAYERS
     assert outcome.saved_bytes == LAYERS * SAVED_PER_BLOCK
-
-
-def test_flops_once_more() -> None:
-    outcome = saved_and_recomputed(planned())
     assert outcome.recomputed_flops_by_block == (AGAIN_PER_BLOCK,) * LAYERS
     assert outcome.recomputed_flops == LAYERS * AGAIN_PER_BLOCK
 

@@ -626,10 +626,6 @@ def test_a_transformer_is_cut_where_its_residual_stream_alone_is_alive():
     crossing = [row for row in range(len(facts)) if cuts[row]]
     assert len(crossing) == 9  # one value at each cut
     assert {facts.bytes[row] for row in crossing} == {16 * 2**20}
-
-
-def test_gathered_weights_cross_no_cut():
-    facts = llama_8b()
     chains = Chains(facts)
     crossing = cuts_of_8b().crossing(GIB / 2)
     gathers = [

@@ -183,7 +183,7 @@ def test_a_graph_with_nothing_to_order(text: str, device: DeviceProfile | None) 
 
 
 # --- one collective, one line ---
-def test_where_a_collective_starts_and_is_awaited() -> None:
+def test_where_a_collective_starts_and_is_awaited_and_what_a_line_did() -> None:
     found = communication(ordered_plan(4, left=LEFT))
     assert found is not None
     assert collective_asked(found, "wait_v1") == "gather_v1"
@@ -209,10 +209,6 @@ def test_where_a_collective_starts_and_is_awaited() -> None:
     untimed = communication(ordered_plan(4, device=None))
     assert untimed is not None
     assert "takes" not in str(CollectiveExplanation(placed(untimed, "bucket2")))
-
-
-def test_what_a_line_picked_and_did() -> None:
-    found = communication(ordered_plan(4, left=LEFT))
     assert found is not None
     bucket, prefetch, overlap = (str(LineExplanation(found.lines[at], found.planned.lanes.exposed)) for at in range(3))
     assert "  matches 8 collectives, moves 8 into 4\n  each bucket proven on 4 ranks\n" in bucket
@@ -283,11 +279,7 @@ def test_what_changes_between_two_orders() -> None:
     assert json.loads(comparison_json(found))["same"] is False
     assert "8 collectives joined" in comparison_markdown(found)
     assert compare(old, old).order is None
-
-
-def test_collectives_that_start_elsewhere_are_named() -> None:
-    """The same buckets; in one of the plans each starts where it is read."""
-    new = ordered_plan(4)
+    # The same buckets; in one of the plans each starts where it is read.
     late = [name for name, op in zip(new.order.facts.names, new.order.facts.ops, strict=True) if op == "call_function"]
     old = evolve(new, order=evolve(new.order, schedule=schedule_of_names(new.order.facts, late)))
     found = compare(old, new).order

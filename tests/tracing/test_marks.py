@@ -48,11 +48,13 @@ def test_only_backward_nodes_have_the_mark_that_torch_knows() -> None:
         assert bool(node.meta.get("autograd_backward")) == (phase(node) == marks.BACKWARD), node.name
 
 
-def test_sums_of_gradients_are_backward() -> None:
+def test_sums_of_gradients_are_backward_and_a_shared_module_has_its_first_name() -> None:
     step = trace(ZOO["shared_parameters"]())
     sums = [node for node in calls(step, aten.add.Tensor) if node.meta["seq_nr"] == -1]
     assert len(sums) >= 5
     assert {phase(node) for node in sums} == {marks.BACKWARD}
+    paths = [raw_path(node.meta) for node in calls(step, aten.gelu.default)]
+    assert paths == ["layers.0", "layers.1", "layers.0"]
 
 
 def test_forward_nodes_carry_their_modules_outermost_first() -> None:
@@ -85,12 +87,6 @@ def test_a_step_has_the_same_facts_whatever_was_traced_before_it() -> None:
     assert {raw_path(node.meta) for node in sums if phase(node) == marks.BACKWARD} == {""}, (
         "a sum of two gradients is nobody's derivative"
     )
-
-
-def test_a_shared_module_has_its_first_name() -> None:
-    step = trace(ZOO["shared_parameters"]())
-    paths = [raw_path(node.meta) for node in calls(step, aten.gelu.default)]
-    assert paths == ["layers.0", "layers.1", "layers.0"]
 
 
 def test_a_module_that_raises_and_is_caught_leaves_its_name_nowhere() -> None:

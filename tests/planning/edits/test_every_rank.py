@@ -350,11 +350,6 @@ def test_every_chain_of_the_backward_is_one_gather() -> None:
         assert group.ranks[:3] == (0, 8, 16)
     views = Counter(tuple(node.target.split(".")[1] for node in edit.nodes[2:]) for edit in made.edits.done)
     assert views == {("permute",): 60, ("permute", "slice", "permute"): 30, (): 2, ("slice", "permute"): 1}
-
-
-@needs_groups_in_any_order
-def test_the_clones_splits_and_joins_of_the_chains_are_gone() -> None:
-    made = planned(BACKWARD)
     gone = {
         target: made.before.targets.count(target) - made.facts.targets.count(target)
         for target in ("aten.clone.default", "aten.split.Tensor", "aten.cat.default", "builtin.getitem")

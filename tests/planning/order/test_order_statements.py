@@ -418,7 +418,7 @@ def test_blocks_in_the_order_in_which_each_half_runs_them(drawn: dict[str, int])
     assert ways == [forward, backward]
 
 
-def test_a_collective_is_of_the_stage_that_uses_or_makes_what_it_moves() -> None:
+def test_what_stage_a_collective_and_what_runs_again_belong_to() -> None:
     facts = sharded_step(blocks=2, regathers=True)
     found = staged(facts)
     rows = {name: row for name, row in facts.index.items() if "gather_" in name or "scatter_" in name}
@@ -426,10 +426,6 @@ def test_a_collective_is_of_the_stage_that_uses_or_makes_what_it_moves() -> None
     assert of == {
         "gather_0": 0, "gather_1": 1, "gather_1_again": 1, "gather_0_again": 0, "scatter_0": 0, "scatter_1": 1,
     }  # fmt: skip
-
-
-def test_what_runs_again_belongs_to_the_stage_that_it_serves() -> None:
-    facts = sharded_step(blocks=2, regathers=True)
     again = [facts.index["dx_0"]]
     found = segments(facts, blocks_of(facts).block_of, again)
     assert facts.names[found.first[-1]] == "dx_0"
