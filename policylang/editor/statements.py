@@ -30,8 +30,9 @@ from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_outcome import Why
 from policylang.report import layout
+from policylang.report.explain import LineExplanation
 from policylang.report.layout import bytes_text, seconds_text
-from policylang.report.plan_text import left_texts, proof_texts, said_of, step_totals
+from policylang.report.plan_text import step_totals
 from policylang.report.report_text import rewrite_lines
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -561,25 +562,13 @@ def line_of(graph: GraphState, statement: Statement) -> tuple[Communication, Lin
 
 
 def _scheduling(graph: GraphState, found: Communication, line: LineInOrder) -> Article:
-    """The explanation that ``policylang explain --rule`` prints."""
-    article = Article().say(f"It {said_of(line)}.", exposed_of(found, line))
-    article.items(with_code(each) for each in (*proof_texts(line), *left_texts(line)))
-    for what, names in (("picks", line.matched), ("moves", line.moved)):
-        if names:
-            listed = shown.listed([code(name) for name in names[:_MOST_NAMES]], _MOST_NAMES, len(names))
-            article.say(f"It {what} {listed}.")
-    if not graph.knows("order") and found.device is not None:
-        article.say("Its worth is still being computed.")
-    return article
-
-
-def exposed_of(found: Communication, line: LineInOrder) -> str:
-    """Empty without a device, and until it is worked out."""
-    lanes = found.planned.lanes
-    if lanes is None or line.exposed_without is None:
-        return ""
-    with_it, without = (shown.format_quantity(each, "seconds") for each in (lanes.exposed, line.exposed_without))
-    return f"Exposed: {with_it} with it, {without} without."
+    """The explanation that ``policylang explain --rule`` prints, below its head."""
+    lanes, article = found.planned.lanes, Article()
+    said = str(LineExplanation(line, None if lanes is None else lanes.exposed)).partition("\n")[2]
+    for each in said.split("\n"):
+        text = with_code(each.strip())
+        article.items([text]) if each.startswith(" ") else article.say(text)
+    return article.say("" if graph.knows("order") or found.device is None else "Its worth is still being computed.")
 
 
 def line_hint(found: Communication, line: LineInOrder) -> str:

@@ -241,7 +241,7 @@ def test_a_scheduling_line_says_what_explain_says() -> None:
     shown = said(state, "prefetch")
     assert f"matches {len(explained['matched']):,} collectives, moves {len(explained['moved']):,}" in shown
     with_it, without = (format_quantity(explained[f"exposed_seconds{each}"], "seconds") for each in ("", "_without"))
-    assert f"Exposed: {with_it} with it, {without} without." in shown
+    assert f"exposed: {with_it} with it, {without} without" in shown
     assert explained["matched"][0] in shown
 
 
