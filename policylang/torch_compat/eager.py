@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -174,6 +175,12 @@ def failed_in(error: BaseException) -> str:
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
     """Has tensors count as written to so often: autograd counts a write even if a dispatch mode skips the operator."""
     torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
+
+
+@cache
+def counts_writes(operator: Any) -> bool:
+    """An operator counts its writes before a dispatch mode sees it, in its kernel for the key ``ADInplaceOrView``."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "ADInplaceOrView")
 
 
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph

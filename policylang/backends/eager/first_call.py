@@ -58,9 +58,12 @@ _written: dict[int, int] = {}
 tensor."""
 
 
-def note_write(tensors: Iterable[Tensor]) -> None:
-    """A block has written to these."""
+def note_write(operator: Any, tensors: Sequence[Tensor]) -> None:
+    """A block has written to these, in an operator whose kernel may write by other operators, which a mode hides from
+    autograd's counters (``_foreach_mul_``, a custom operator of a ``torch.library.Library``): count its writes here."""
     _written.update(dict.fromkeys(addresses(tensors), next(moments)))
+    if writes(operator) and not eager.counts_writes(operator):
+        torch.autograd.graph.increment_version([each for each in tensors if not each.is_inference()])
 
 
 def written_since(address: int | None, moment: int) -> bool:
@@ -312,7 +315,7 @@ class Observation:
         written = list(tensors_in(written_by(func, args, kwargs)))
         if written:
             self.origins.wrote(written)
-            note_write(written)
+            note_write(func, written)
             if writes(func) and any(map(self.origins.is_state, written)):
                 self.writes[at] = written
         stream.operators.append(func)

@@ -234,6 +234,8 @@ class FollowedCall:
     written_since_kept: dict[int | None, tuple[int, int]] = field(factory=dict)
     """By address of memory that autograd keeps and that was written to since, its place in ``noted``."""
     began: int = field(factory=lambda: next(moments))
+    ended: int = -1
+    """When the block returned: what it writes to held values until then is expected."""
     offloading: Offloading = field(factory=Offloading)
     inputs: list[MovedTensor] = field(factory=list)
     """Replacements for tensors that the checkpoint was called with."""
@@ -290,7 +292,7 @@ class FollowedCall:
         elif written and not own.isdisjoint(origins.addresses(written)):
             kind = PASS if origins.gives_what_it_writes(func) else KEEP
             self.passed[at] = written
-            note_write(written)
+            note_write(func, written)
         elif origins.gives_number(out) or (
             not (written or is_view)
             and not origins.addresses(read.values()).isdisjoint(
@@ -320,6 +322,7 @@ class FollowedCall:
                 for holder in holders:
                     if holder in self.entries:
                         self.entries[holder] = origins.HeldResult.of(self.entries[holder].value)
+        self.ended = next(moments)
         self.note_freed()
         for at, noted in self.noted.items():
             for number, each in noted.items():
@@ -386,6 +389,11 @@ class FollowedCall:
         filled again before it is read."""
         filled = (each for at in self.freed for each in self.passed[at])
         return written_since(address, self.began) and address not in origins.addresses(filled)
+
+    def change_of(self, held: origins.HeldResult) -> str:
+        """The change of a held value's memory since the block returned, as a phrase; empty where there is none."""
+        written = any(written_since(each, self.ended) for each in origins.addresses(origins.tensors_in(held.value)))
+        return held.changed() or (origins.WRITTEN_TO if written else "")
 
     def is_planned(self, at: int) -> bool:
         return self.drifted_at is None or at < self.drifted_at

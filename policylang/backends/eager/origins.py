@@ -144,6 +144,9 @@ def memory_of(tensor: Tensor) -> tuple[int, int]:
     return eager.version(tensor), eager.storage_bytes(tensor)
 
 
+WRITTEN_TO = "that was written to in place"
+
+
 @frozen(eq=False)
 class HeldResult:
     """An operator's result, as tensors without a history, and the memory of each."""
@@ -161,7 +164,7 @@ class HeldResult:
         if found == self.memory:
             return ""
         resized = [size for _, size in found] != [size for _, size in self.memory]
-        return "its memory was freed or resized" if resized else "that was written to in place"
+        return "its memory was freed or resized" if resized else WRITTEN_TO
 
 
 @frozen(eq=False)

@@ -130,10 +130,10 @@ class ForwardMode(BlockMode):
             held = origins.without_history(without_unread(out, self._call.instructions.read.get(at)))
             self._call.entries[at] = origins.HeldResult.of(held)
             if origins.writes(func):
-                note_write(origins.tensors_in(origins.written_by(func, args, kwargs or {})))
+                note_write(func, list(origins.tensors_in(origins.written_by(func, args, kwargs or {}))))
         elif kind == PASS:
             written = self._call.passed[at] = list(origins.tensors_in(origins.written_by(func, args, kwargs or {})))
-            note_write(written)
+            note_write(func, written)
         if at in self._leaving:
             self._call.leave(self._leaving[at])
         return out
@@ -305,7 +305,7 @@ class RecomputeMode(BlockMode):
         if entry is FREED:
             raise problems.RUN_AGAIN.error(name=call.name)
         if not self._within:
-            happened = entry.changed()
+            happened = call.change_of(entry)
             if happened:
                 raise problems.CHANGED.error(name=call.name, operator=func, number=at + 1, happened=happened)
         if self._frees:

@@ -181,6 +181,7 @@ STATES |= {
     "python's generator": lambda s, h: h.sin() if random.random() < 0.5 else h * random.random(),
     "written to behind it": lambda s, h: (h * s.mean, s.mean.add_(1))[0],  # an error of autograd's own
     "kept by autograd": lambda s, h: (s.mean.add_(1), h * s.mean)[1],  # and this where two forwards come first
+    "own data": lambda s, h: (s.mean.data.mul_(0.9), h * s.mean.clone())[1],
     "rebound and written": lambda s, h: (s.mean.add_(1), setattr(s, "mean", s.mean * 0.5), h * s.mean.clone())[2],
 }
 RIGHT = [name for name in STATES if name not in ("written to behind it", "kept by autograd", "rebound and written")]
@@ -366,6 +367,12 @@ def test_what_a_block_throws_away_is_not_held_while_it_is_watched(monkeypatch: p
 def test_a_block_that_leaves_its_plan_and_writes_behind_autograds_back() -> None:
     with pytest.raises(PolicyGraphError, match="APL395"):
         check([["branch", "codebook"]], policylang.parse(POLICIES[0]), ORDERS["((0, 1),)"], False)
+
+
+@pytest.mark.parametrize("later", ["foreach", "declared operator", "custom operator", "own data"])
+def test_a_later_block_that_writes_to_what_an_earlier_one_holds(later: str) -> None:
+    with pytest.raises(PolicyGraphError, match=r"APL395.*`layers.0`.*`aten.mul.Tensor`.*in place"):
+        check([["rebound and written"], [later]], policylang.parse(POLICIES[0]), ORDERS["((0,),)"], True)
 
 
 @pytest.mark.slow
