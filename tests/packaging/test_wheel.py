@@ -325,7 +325,7 @@ def test_a_change_runs_what_imports_it() -> None:
         "tests/editor/test_server.py",
     } <= syntax
     assert "tests/editor/test_server.py" in editor
-    assert not {"tests/language/test_formatter.py", "tests/planning/test_planner.py"} & editor
+    assert not {"tests/language/test_formatter.py", "tests/planning/test_outcome.py"} & editor  # they start no process
     assert "tests/documents/test_python_blocks.py" in page
     assert not any(each.startswith("tests/planning") for each in page)
     assert policy == {"tests"}
