@@ -292,7 +292,7 @@ class Vocabulary:
             if phrase.mask & self.mask:
                 kept = evolve(phrase, mask=phrase.mask & self.mask)
                 found.setdefault((kept.text("", inside=inside), kept.mask), kept)
-                for glob, mask, cost in stages if not kept.position else ():
+                for glob, mask, cost in stages:
                     if kept.mask & mask:
                         narrowed = evolve(kept, mask=kept.mask & mask, cost=kept.cost + cost, stages=glob)
                         found.setdefault((narrowed.text("", inside=inside), narrowed.mask), narrowed)
