@@ -8,11 +8,14 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+from policylang.api.planned_graphs import read_any
 from policylang.errors import PolicyGraphError, PolicyWarning
 from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.snapshot import load, write
+from policylang.graph.snapshot import graph_error, load, write
+from policylang.graph.stages import NO_CHAIN, joined_stages
 from policylang.graph.traced_device import ATTENTION_IN_MATMULS, kernel_findings, traced_on
 from policylang.language.diagnostics import Diagnostic, diagnose
+from policylang.language.shown import counted
 
 if TYPE_CHECKING:
     from policylang.tracing.target_device import Capability, Device, TargetDevice
@@ -35,6 +38,9 @@ def snapshot(
     model has run forward with gradients. If a policy changed the graph, the snapshot is of the graph before. The file
     holds no weights and no code. A model with several graphs becomes several files, in the order of compilation: for
     ``model.graph``, ``model.0.graph`` and so on.
+
+    A list of such objects, or of snapshots, is the stages of a pipeline in their order: their graphs become one, in one
+    file.
 
     With ``device="cuda"``, ``subject`` may also be a function without arguments that calls ``policylang.trace_step``
     and returns the step. The step is traced as a GPU of ``compute_capability`` runs it.
@@ -93,6 +99,16 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
     from policylang.api.apply import TracedStep
     from policylang.backends.path import path_named
 
+    if isinstance(subject, Facts):
+        return (subject,)
+    if isinstance(subject, str | os.PathLike):
+        return (read_any(subject),)
+    if isinstance(subject, list | tuple):
+        stages = [facts_of(each) for each in subject]
+        if (odd := next((number for number, found in enumerate(stages) if len(found) != 1), None)) is not None:
+            message = f"stage {odd} has {counted(len(stages[odd]), 'graph')}, and a stage of a pipeline has one"
+            raise graph_error(NO_CHAIN, message, "compile each stage whole, with `fullgraph=True`")
+        return (joined_stages([facts for (facts,) in stages]),)
     if isinstance(subject, TracedStep):
         subject = subject.gm
     if isinstance(subject, fx.GraphModule):

@@ -180,28 +180,34 @@ def snapshot(options: argparse.Namespace) -> Exit:
 
 
 def import_recorded_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a recorded graph, .json or .json.gz")
+    help = "a recorded graph, .json or .json.gz; several, also snapshots, are the stages of a pipeline in their order"
+    parser.add_argument("files", nargs="+", metavar="FILE", help=help)
     inputs.add_options(parser, "--import")
     inputs.add_snapshot(parser)
 
 
 def import_recorded(options: argparse.Namespace) -> Exit:
-    """Make a snapshot of a recorded graph: JSON, gzipped or not, as docs/snapshots.md describes it.
+    """Make a snapshot of a recorded graph: JSON, gzipped or not, as docs/snapshots.md describes it. Of several files,
+    each the graph of one stage of a pipeline, make one snapshot, as docs/pipelines.md describes it.
 
     Needs torch, which knows what the recorded operators are and what they cost.
 
     examples:
 
       policylang import recorded.json.gz -o recorded.graph
+      policylang import stage0.graph stage1.graph -o model.graph
 
-    exit codes: 0 written, 1 not a recorded graph, 2 a file that cannot be read or written
+    exit codes: 0 written, 1 not a recorded graph, or stages that do not fit together, 2 a file that cannot be read or
+    written
     """
     inputs.need_torch()
     from policylang.graph.recorded import recorded_facts
     from policylang.graph.snapshot import write
+    from policylang.graph.stages import joined_stages
 
-    with doing(f"reading {options.file}"):
-        facts = recorded_facts(options.file)
+    with doing(f"reading {', '.join(options.files)}"):
+        several = len(options.files) > 1
+        facts = joined_stages([*map(inputs.read_graph, options.files)]) if several else recorded_facts(options.files[0])
     write(facts, options.output)
     inputs.print_snapshot(Path(options.output), facts)
     return Exit.CLEAN

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
@@ -30,31 +29,6 @@ AGAIN = 4
 """The adjacent nodes that must agree before two layers are in step after a difference."""
 _SKIPS = [(skipped, both - skipped) for both in range(SLACK + 1) for skipped in range(both + 1)]
 """Numbers of nodes to skip in each of two layers, few first."""
-
-
-def stages_of(facts: Facts, block_of: Sequence[int], firsts: Sequence[int]) -> array[int]:
-    """Node → stage of a pipeline, given the first block of each. A forward node outside the blocks is in the first
-    stage that reads it; behind the last block it is in the last. A backward node outside them is where the gradient
-    that it reads has come to. -1 for inputs and the output. One pass in each direction."""
-    found, last = array("i", [-1]) * len(facts), len(firsts) - 1
-    reads: dict[int, int] = {}
-    is_behind, behind = bytearray(len(facts)), False
-    top = max(block_of, default=-1)
-    for row in facts.forward:
-        behind = behind or (block_of[row] == top and top >= 0)
-        is_behind[row] = behind
-    for row in reversed(facts.forward):
-        block = block_of[row]
-        inside = bisect_right(firsts, block) - 1 if block >= 0 else -1
-        found[row] = inside if block >= 0 else reads.get(row, last if is_behind[row] else 0)
-        for source in facts.inputs[row]:
-            reads[source] = min(reads.get(source, last), found[row])
-    for row, phase in enumerate(facts.phases):
-        if phase == Phase.BACKWARD and found[row] < 0:
-            before = [found[each] for each in facts.inputs[row] if facts.phases[each] == Phase.BACKWARD]
-            block = block_of[row]
-            found[row] = bisect_right(firsts, block) - 1 if block >= 0 else min(before, default=last)
-    return found
 
 
 def has_no_modules(facts: Facts) -> bool:

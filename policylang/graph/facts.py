@@ -460,6 +460,9 @@ class Facts:
     not, and pairs of a symbol (``u0``) and the bytes for each one of it; no pairs where it is no such sum. For a
     symbolic size that is one symbol, that symbol: the first node with it is the one that makes it. Empty where a load
     has been stated that tells the size."""
+    stages: Annotated[Sequence[int], Column(_is(int, lambda value: -1 <= value < 1 << 15), blank=-1, later=True)] = ()
+    """The stage of a pipeline that a node is of, where the graph was joined from the graphs of stages: -1 for inputs
+    and the output, and in every other graph."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -468,6 +471,11 @@ class Facts:
     def index(self) -> dict[str, int]:
         """Node by node name."""
         return {name: row for row, name in enumerate(self.names)}
+
+    @cached_property
+    def stage_count(self) -> int:
+        """The number of stages that the graph was joined from; 0 for any other."""
+        return max(self.stages, default=-1) + 1
 
     @cached_property
     def forward(self) -> list[int]:

@@ -387,6 +387,8 @@ def _check_whole(facts: Facts) -> None:
     for row, owner in enumerate(owners):
         if owner > row or owners[owner] != owner:
             raise DamagedError("its column `owners` has a node that follows one with another producer")
+    if {*facts.stages} - {-1} != {*range(facts.stage_count)}:
+        raise DamagedError("its column `stages` lacks a stage")
     called = {target for op, target in zip(facts.ops, facts.targets, strict=True) if op == "call_function"}
     if not all(target.count(".") >= 1 for target in called):
         raise DamagedError("its column `targets` has an operator without a namespace")

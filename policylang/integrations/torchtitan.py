@@ -26,7 +26,7 @@ from policylang.backends.refusals import Problem
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.collect import collect
-from policylang.graph.facts import Flag, GraphKind
+from policylang.graph.facts import Facts, Flag, GraphKind, InputKind
 from policylang.graph.phases import raw_path
 from policylang.language.diagnostics import diagnose
 from policylang.language.shown import counted, listed
@@ -36,7 +36,7 @@ from policylang.operators.names import is_all_gather
 from policylang.planning.pipelines import NO_PIPELINE
 from policylang.torch_compat.graphs import OpOverload, schema_of
 
-__all__ = ["register", "reports"]
+__all__ = ["graphs", "register", "reports"]
 
 NO_GRAPH_TRAINER = "APL383"
 NOT_FLAT = "APL384"
@@ -93,6 +93,12 @@ def reports(name: str = NAME) -> dict[int | None, Report]:
     return dict(_registry()[name].reports)
 
 
+def graphs(name: str = NAME) -> dict[int | None, Facts]:
+    """The facts of the graphs before a registered policy was applied to them in this process, by stage as ``reports``
+    has them, for ``policylang.snapshot``. Raises ``KeyError`` for another name than ``register`` returned."""
+    return dict(_registry()[name].graphs)
+
+
 class MemoryPolicy:
     """The registered policy: TorchTitan calls it with the traced graph and its configuration."""
 
@@ -104,6 +110,7 @@ class MemoryPolicy:
         """The name that does not change with the policy."""
         self.__name__ = f"apl_{policy.name}"  # what TorchTitan's log calls a pass
         self.reports: dict[int | None, Report] = {}
+        self.graphs: dict[int | None, Facts] = {}
 
     def __call__(self, gm: fx.GraphModule, *, config: Any = None) -> fx.GraphModule:
         """Carry the policy out on ``gm``, in place. ``config`` decides nothing: the policy does.
@@ -130,6 +137,7 @@ class MemoryPolicy:
         joins = policy.stage is not None and _JOINS not in getattr(options, "disable_passes", ())
         if joins and any(map(is_all_gather, facts.by_target)):
             warn(JOINED_GATHERS.diagnostic(joins=_JOINS))
+        self.graphs[policy.stage] = _told_buffers(facts)
         apply_policy(gm, policy, self.mesh, facts=facts)
         if policy.stage is not None:
             _leave_forward_alone(gm)
@@ -245,6 +253,19 @@ def parameters_of(gm: fx.GraphModule, *, later_stage: bool = False) -> list[int]
     while end + 1 < len(inputs) and isinstance(inputs[end], torch.Tensor) and isinstance(inputs[end + 1], DeviceMesh):
         end += 2
     return [position for position in range(end) if isinstance(inputs[position], torch.Tensor)]
+
+
+def _told_buffers(facts: Facts) -> Facts:
+    """The facts with the inputs between parameters and batch as buffers, which a stage holds once for all microbatches.
+    The batch begins with tokens, or with what the stage before sends: the last output is the gradient of that."""
+    kinds, last = list(facts.input_kinds), facts.inputs[-1][-1]
+    for row, kind in enumerate(kinds):
+        if kind == InputKind.USER:
+            is_received = (facts.shapes[row], facts.dtypes[row]) == (facts.shapes[last], facts.dtypes[last])
+            if is_received or facts.dtypes[row].startswith("int"):
+                break
+            kinds[row] = int(InputKind.BUFFER)
+    return evolve(facts, input_kinds=kinds)
 
 
 def _behind_the_trained(inputs: Sequence[Any], gradients: Sequence[torch.Tensor]) -> int:

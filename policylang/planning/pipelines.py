@@ -21,14 +21,15 @@ from itertools import accumulate, pairwise
 
 from attrs import define, field, frozen
 
-from policylang.graph.blocks import Chains, stages_of
+from policylang.graph.blocks import BlockTable, Chains
 from policylang.graph.facts import Facts, Flag, InputKind, Phase, Schedule, StepKind
+from policylang.graph.stages import stages_of
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.selectors import selectors_of, with_lets
-from policylang.language.shown import counted
+from policylang.language.shown import counted, joined
 from policylang.language.syntax import InBlock, Pipeline, Policy
 from policylang.operators.names import is_all_gather
-from policylang.planning.selection.selectors import Selections, firsts_of
+from policylang.planning.selection.selectors import Selections
 from policylang.simulation.memory import Lifetimes, Origin, lifetimes
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import RunLog, walk
@@ -68,6 +69,8 @@ class PipelineFigures:
 class StageCosts:
     """One microbatch in one stage. Bytes above what the rank holds anyway; seconds."""
 
+    blocks: tuple[int, int] = (0, 0)
+    """The first, and the one behind the last."""
     forward_peak: int = 0
     saved: int = 0
     backward_peak: int = 0
@@ -137,7 +140,7 @@ def unsharded(facts: Facts, chains: Chains) -> frozenset[int]:
 def stage_errors(policy: Policy, selections: Selections, *, is_stage: bool) -> Iterator[Diagnostic]:
     """An error for each line that speaks of stages which nobody knows, and for stages that the graph has not.
     ``is_stage``: one block is planned by itself, as part of whatever stage has it."""
-    pipeline, count = policy.pipeline, len(selections.blocks.names)
+    pipeline = policy.pipeline
     for statement in policy.statements:
         for part in with_lets(policy, *selectors_of([statement])):
             if not isinstance(part, InBlock) or part.which.kind == "any":
@@ -157,42 +160,46 @@ def stage_errors(policy: Policy, selections: Selections, *, is_stage: bool) -> I
                 yield diagnose(UNKNOWN_STAGES, message, line, help=help)
     if pipeline is None or pipeline.stage is not None or not pipeline.order or is_stage:
         return
-    if (problem := unfit(pipeline, count)) is not None:
+    if (problem := unfit(pipeline, selections.facts, selections.blocks)) is not None:
         yield problem
 
 
-def unfit(pipeline: Pipeline, count: int) -> Diagnostic | None:
-    """Why a model of so many blocks cannot be cut into the pipeline's stages; None where it can."""
-    firsts = firsts_of(pipeline, count)
-    if count < pipeline.stages or max(firsts) >= count:
+def unfit(pipeline: Pipeline, facts: Facts, blocks: BlockTable) -> Diagnostic | None:
+    """Why a model of these blocks cannot be cut into the pipeline's stages, or its own stages are others; None where it
+    can."""
+    count, own = len(blocks.names), facts.stage_count
+    message, help = "", "ask for fewer stages, or name the blocks with `blocks`"
+    if own:
+        firsts, help = stages_of(facts, blocks, pipeline).firsts, f"ask for {own} stages, and for no first blocks"
+        if own != pipeline.stages:
+            message = f"the graph holds {counted(own, 'stage')}, and the pipeline has {pipeline.stages}"
+        elif pipeline.firsts not in ((), firsts):
+            has, asked = (joined([*map(str, each)]) for each in (firsts, pipeline.firsts))
+            message = f"the stages of the graph begin with the blocks {has}, not with {asked}"
+    elif count < pipeline.stages:
         message = f"the model is to be cut into {counted(pipeline.stages, 'stage')}, and has {counted(count, 'block')}"
-        if count >= pipeline.stages:
-            message = f"a stage is to begin with block {max(firsts)}, and the model has {counted(count, 'block')}"
-        span = None if pipeline.span.source.text == "" else pipeline.span
-        return diagnose(NO_PIPELINE, message, span, help="ask for fewer stages, or name the blocks with `blocks`")
-    return None
+    elif max(pipeline.firsts, default=0) >= count:
+        message = f"a stage is to begin with block {max(pipeline.firsts)}, and the model has {counted(count, 'block')}"
+    span = None if pipeline.span.source.text == "" else pipeline.span
+    return diagnose(NO_PIPELINE, message, span, help=help) if message else None
 
 
 def stage_costs(
-    pipeline: Pipeline | None,
-    facts: Facts,
-    schedule: Schedule,
-    times: NodeTimes | None,
-    block_of: Sequence[int],
-    blocks: int,
+    pipeline: Pipeline | None, facts: Facts, schedule: Schedule, times: NodeTimes | None, blocks: BlockTable
 ) -> Sequence[StageCosts] | None:
-    """What one microbatch costs each stage of a step that runs in this order, on a graph of so many blocks; None where
-    that is no whole model with a schedule."""
-    if pipeline is None or not pipeline.order or blocks < pipeline.stages:
+    """What one microbatch costs each stage of a step that runs in this order; None where that is no whole model with a
+    schedule."""
+    if pipeline is None or not pipeline.order or unfit(pipeline, facts, blocks) is not None:
         return None
-    return _Cut(facts, schedule, times, stages_of(facts, block_of, firsts_of(pipeline, blocks)), pipeline).stages
+    stages = stages_of(facts, blocks, pipeline)
+    found = _Cut(facts, schedule, times, stages.of, pipeline).stages
+    for each, span in zip(found, pairwise((*stages.firsts, len(blocks.names))), strict=True):
+        each.blocks = span
+    return found
 
 
-def pipeline_figures(
-    pipeline: Pipeline, stages: Sequence[StageCosts], blocks: int, *, timed: bool = True
-) -> PipelineFigures:
+def pipeline_figures(pipeline: Pipeline, stages: Sequence[StageCosts], *, timed: bool = True) -> PipelineFigures:
     """The figures of each stage over the whole schedule. ``timed``: the costs have seconds."""
-    firsts = (*firsts_of(pipeline, blocks), blocks)
     end, busy, again = timetable(pipeline, stages)
     found: dict[int, StageFigures] = {}
     for rank, actions in enumerate(pipeline.order):
@@ -200,7 +207,7 @@ def pipeline_figures(
         for stage in dict.fromkeys(stage for _, stage, _ in actions):
             saved = in_flight[stage] * stages[stage].saved
             again_seconds, seconds = (again[stage], busy[stage]) if timed else (None, None)
-            span, count = (firsts[stage], firsts[stage + 1]), in_flight[stage]
+            span, count = stages[stage].blocks, in_flight[stage]
             found[stage] = StageFigures(stage, rank, span, count, saved, peak, again_seconds, seconds)
     return PipelineFigures(tuple(found[stage] for stage in sorted(found)), end if timed else None)
 

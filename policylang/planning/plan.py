@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, field, frozen
 
+from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag, Schedule, StepKind
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
@@ -202,8 +203,8 @@ class Plan:
 
         made = self if self.order is None else self.order
         times = made.times if self.shown_times is not None else None
-        figured = (made.facts, made.schedule, times, made.block_of, len(self.block_names))
-        return stage_costs(self.policy.pipeline, *figured)
+        blocks = BlockTable(made.block_of, self.block_names)
+        return stage_costs(self.policy.pipeline, made.facts, made.schedule, times, blocks)
 
     @cached_property
     def pipeline(self) -> PipelineFigures | None:
@@ -215,7 +216,7 @@ class Plan:
             return None
         made = self if self.order is None else self.order
         timed = made.times is not None and self.shown_times is not None
-        return pipeline_figures(said, costs, len(self.block_names), timed=timed)
+        return pipeline_figures(said, costs, timed=timed)
 
     @cached_property
     def step_time(self) -> StepTime | None:

@@ -14,8 +14,8 @@ from math import inf
 
 from attrs import evolve
 
-from policylang.graph.blocks import stages_of
 from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.stages import stages_of
 from policylang.language.cancellation import collector_paused
 from policylang.language.diagnostics import Diagnostic, Source, diagnose
 from policylang.language.layout import format_source
@@ -28,7 +28,6 @@ from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.pipelines import StageCosts, rank_peak, timetable, unfit
 from policylang.planning.planner import plan
-from policylang.planning.selection.selectors import firsts_of
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.budgets import INFEASIBLE
 from policylang.tuning.candidates import Pattern, stacks
@@ -73,8 +72,7 @@ class StageTuner:
 
     def best(self) -> Tuned | Diagnostic:
         """The policy of the shortest step whose ranks all fit, or the error where none do."""
-        blocks = stacks(self.facts)[1].names
-        if (problem := unfit(self.pipeline, len(blocks))) is not None:
+        if (problem := unfit(self.pipeline, self.facts, stacks(self.facts)[1])) is not None:
             return problem
         found = self._tuned("")
         if self._may_slice(found) and (sliced := self._tuned(SLICED)) is not None:
@@ -236,7 +234,7 @@ class StageTuner:
 
     def _written(self, tuner: Tuner, patterns: Sequence[Pattern], choice: Choice) -> Iterator[str]:
         """Texts in which each stage follows its pattern, the shortest first."""
-        stage_of = stages_of(tuner.facts, tuner.classes.blocks.block_of, firsts_of(self.pipeline, tuner.blocks))
+        stage_of = stages_of(tuner.facts, tuner.classes.blocks, self.pipeline).of
         where = [stage_of[rows[0]] for rows in tuner.classes.rows]
         around = tuple(patterns[choice[max(stage, 0)]][number] for number, stage in enumerate(where))
         runs = [[*each] for _, each in groupby(range(len(choice)), choice.__getitem__)]

@@ -78,6 +78,7 @@ def everything_said() -> Facts:
         "group_names": ["", "7", "", ""], "annotations": [(), ("ap_must_save",), ("a", "b"), ()],
         "uncounted": ["", "mylib.fused_mlp.default", "", ""], "data_sizes": [(), (96, 0, 3072), (7, 12, -1), ()],
         "data_terms": [(), (0, 32, (("u0", 8), ("u1", -8))), (-1, 0, ()), ()],
+        "stages": [-1, 0, 1, -1],
     }  # fmt: skip
     assert all(len(column) == rows for column in own.values())
     return attrs.evolve(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -365,7 +366,7 @@ STAGED = (
 )
 
 
-def test_stages_follow_a_policy_to_the_bit(registry: dict[str, object]):
+def test_stages_follow_a_policy_to_the_bit(registry: dict[str, object], tmp_path: Path):
     """What a stage saves crosses from its forward to its backward; what it recomputes is in either part of that."""
     plain = stages_of(torchtitan.register(policylang.parse("undecided -> save"), "plain"))
     ours = stages_of(torchtitan.register(policylang.parse(STAGED)))
@@ -386,6 +387,13 @@ def test_stages_follow_a_policy_to_the_bit(registry: dict[str, object]):
         assert bool(report.offloaded.names) is not bool(number)
     parts = ours[1].graphs.modules
     assert any("recomputed" in node.name for node in parts.bw_dw.graph.nodes)
+    snapshot = tmp_path / "stages.graph"
+    policylang.snapshot([torchtitan.graphs()[number] for number in (0, 1)], snapshot)
+    said = "schedule 1f1b into 2 stages of 4 microbatches\nexpect every attention in last stage saved"
+    result = policylang.check(policylang.parse(f"{STAGED}; {said}"), graph=snapshot)
+    assert not result.diagnostics
+    assert result.plans[0].pipeline is not None
+    assert [each.blocks for each in result.plans[0].pipeline.stages] == [(0, 1), (1, 2)]
 
 
 def placeholders(gm: fx.GraphModule) -> list[str]:

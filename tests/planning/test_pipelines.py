@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import policylang
 from policylang.api.planned_graphs import on_graph, scheduled
+from policylang.api.snapshot import facts_of
 from policylang.commands.cli import main
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, is_error
@@ -195,3 +198,88 @@ def test_the_command_line_says_the_pipeline(capsys: pytest.CaptureFixture[str], 
     assert "pipeline interleaved_1f1b: 4 stages on 2 ranks, 8 microbatches" in capsys.readouterr().out
     for wrong in (["--stages", "0,3,3"], ["--stages", "2,3"], ["--stages", "x"], []):
         assert main([*how, *pipeline, *wrong]) == 2
+
+
+class Block(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class Part(nn.Module):
+    """A stage with so many blocks, which it numbers from 0, and perhaps a head."""
+
+    def __init__(self, layers: int, head: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(layers)])
+        self.head = nn.Linear(8, head) if head else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def graph_of(stage: nn.Module, *, is_first: bool) -> Facts:
+    """The joint graph of one microbatch."""
+    torch.compiler.reset()
+    stage.compile(backend=policylang.backend(policylang.parse("undecided -> save"), inner="aot_eager"), fullgraph=True)
+    stage(torch.randn(16, 8, requires_grad=not is_first))
+    return facts_of(stage)[0]
+
+
+@pytest.fixture(scope="module")
+def parts() -> dict[str, Facts]:
+    given = {"first": Part(2), "last": Part(2, 4), "whole": Part(4, 4), "none": Part(0, 8)}
+    return {name: graph_of(part, is_first=name in ("first", "whole")) for name, part in given.items()}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("rules", ["undecided -> save", "recompute everything in block; save gelu in stage 1"])
+def test_the_stages_own_graphs_are_planned_as_the_whole_model_cut(
+    parts: dict[str, Facts], schedule: str, rules: str, tmp_path: Path
+) -> None:
+    policylang.snapshot([parts["first"], parts["last"]], tmp_path / "model.graph")
+    text = f"blocks layers.*; schedule {schedule} into 2 stages of 4 microbatches; {rules}"
+    joined, whole = (
+        planned(facts, text, "h100-sxm")
+        for facts in (policylang.load_snapshot(tmp_path / "model.graph"), parts["whole"])
+    )
+    assert joined[1] == whole[1] == []
+    assert figures(joined[0]).stages == figures(whole[0]).stages
+    assert figures(joined[0]).step_seconds == figures(whole[0]).step_seconds
+    modules = {name.split(".")[1] for name in joined[0].facts.modules if name.startswith("layers.")}
+    assert modules == {"0", "1", "2", "3"}
+
+
+def test_stages_without_blocks_are_planned_and_other_stages_refused(
+    parts: dict[str, Facts], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / f"{name}.graph") for name in ("first", "none", "last")]
+    for file in files:
+        policylang.snapshot(parts[Path(file).stem], file)
+    model = str(tmp_path / "model.graph")
+    assert main(["import", *files, "-o", model]) == 0
+    how = ["llama3_sac", "--graph", model, "--no-project", "--schedule", "1f1b", "--microbatches", "4"]
+    capsys.readouterr()
+    assert main(["plan", *how, "--stages", "3", "--output-format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["blocks"] for each in found["stages"]] == [[0, 2], [2, 2], [2, 4]]
+    for stages, message in (
+        ("2", "the graph holds 3 stages, and the pipeline has 2"),
+        ("0,1,2", "begin with the blocks 0, 2 and 2"),
+    ):
+        assert main(["plan", *how, "--stages", stages]) == 1
+        said = capsys.readouterr()
+        assert message in said.out + said.err
+    tune = ["tune", "--graph", model, "--no-project", "--peak", "1 GiB", "--device", "h100-sxm", "--schedule", "1f1b"]
+    assert main([*tune, "--microbatches", "4", "--stages", "3"]) == 0
+    assert "schedule 1f1b into 3 stages" in capsys.readouterr().out
+
+
+def test_stages_that_do_not_fit_together_are_refused(parts: dict[str, Facts], tmp_path: Path) -> None:
+    for stages, message in (
+        (["last", "first"], r"`\w+` \(float32\[16, 4\]\) is no input of stage 1"),
+        (["first", "whole"], "gets no gradient that is to be found"),
+    ):
+        with pytest.raises(policylang.PolicyGraphError, match=f"APL670.*{message}"):
+            policylang.snapshot([parts[name] for name in stages], tmp_path / "model.graph")

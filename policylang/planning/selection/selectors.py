@@ -18,7 +18,7 @@ from typing import assert_never
 
 from attrs import evolve, fields, frozen
 
-from policylang.graph.blocks import BlockTable, Chains, blocks_of, is_one_block, stages_of
+from policylang.graph.blocks import BlockTable, Chains, blocks_of, is_one_block
 from policylang.graph.facts import (
     Facts,
     Flag,
@@ -30,6 +30,7 @@ from policylang.graph.facts import (
     members,
     union,
 )
+from policylang.graph.stages import stages_of
 from policylang.language import syntax
 from policylang.language.cancellation import check_cancelled
 from policylang.language.globs import NameGlob, PathGlob
@@ -187,11 +188,6 @@ def choose(ordinal: syntax.Ordinal, rows: list[int], keys: Sequence[Hashable]) -
     return chosen
 
 
-def firsts_of(pipeline: syntax.Pipeline, blocks: int) -> tuple[int, ...]:
-    """The first block of each stage: as the pipeline says, else evenly."""
-    return pipeline.firsts or tuple(stage * blocks // pipeline.stages for stage in range(pipeline.stages))
-
-
 def chosen_blocks(which: syntax.BlockSet, count: int) -> list[bool]:
     """For each of ``count`` blocks, whether the block set holds it."""
     if which.kind == "any":
@@ -299,7 +295,7 @@ class Selections:
         """Node → stage of the pipeline; that which the graph is, if it is one."""
         if self.pipeline is None or self.pipeline.stage is not None:
             return array("i", [-1 if self.pipeline is None else self.pipeline.stage or 0]) * len(self.facts)
-        return stages_of(self.facts, self.blocks.block_of, firsts_of(self.pipeline, len(self.blocks.names)))
+        return stages_of(self.facts, self.blocks, self.pipeline).of
 
     def rows(self, selector: Selector) -> list[int]:
         """The forward nodes a resolved selector denotes, in graph order. The list is shared: do not change it."""
