@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -199,7 +200,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def leaves_in(value: Any, kind: type[_T] | tuple[type[_T], ...]) -> Iterator[_T]:
-    """The leaves of one type, or some, among an operator's arguments or results, in order."""
+    """The leaves of one type, or some, among the arguments or results of an operator or a block, in order."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, tuple | list):
@@ -208,6 +209,11 @@ def leaves_in(value: Any, kind: type[_T] | tuple[type[_T], ...]) -> Iterator[_T]
     elif isinstance(value, Mapping):
         for part in value.values():
             yield from leaves_in(part, kind)
+    elif is_dataclass(value) and not isinstance(value, type):  # blocks hand each other such states
+        for each in fields(value):
+            part = getattr(value, each.name, None)
+            if not is_dataclass(part):  # it may lead back to this one
+                yield from leaves_in(part, kind)
 
 
 def _place(tensor: Tensor) -> Geometry | None:

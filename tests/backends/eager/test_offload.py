@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -60,6 +61,20 @@ class Nested(Plain):
         return {"x": made, "views": [made[1:], made.mean().expand(3, 2)], "count": 3}
 
 
+@dataclass
+class State:
+    x: Tensor
+    views: list[Tensor]
+
+
+class Stated(Nested):
+    """Hands on a dataclass."""
+
+    def forward(self, given: Any) -> State:
+        made = super().forward(vars(given) if isinstance(given, State) else given)
+        return State(made["x"], made["views"])
+
+
 class FromFirst(Plain):
     """Reads what the first block has returned beside what the one before has."""
 
@@ -90,6 +105,7 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer(x, first=first) if self.kind is FromFirst else layer(x)
             first = x if first is None else first
+        x = vars(x) if isinstance(x, State) else x
         return (x["x"] if isinstance(x, dict) else x).square().sum()
 
 
@@ -167,6 +183,15 @@ def test_the_bits_of_plain_training(policy: str, run: Callable[[nn.Module], None
 @pytest.mark.parametrize("kind", [Turned, Nested, FromFirst, InPlace])
 def test_views_structures_and_shared_values_come_back(policy: str, kind: type[Plain]) -> None:
     same(*pair(kind, policy), plainly)
+
+
+def test_what_a_dataclass_hands_on_crosses_blocks_and_stays_on_the_device() -> None:
+    plain, model = pair(Stated, CROSSING)
+    for _ in range(3):
+        assert all(map(torch.equal, gradients(plain, plainly), gradients(model, plainly)))
+    found = policylang.report(model)
+    assert found.rules[0].matched > 0
+    assert "values that blocks returned stayed on the device" in str(found)
 
 
 @pytest.mark.parametrize(("policy", "copies"), [(CROSSING, 3), (ALL, 3 * 6 + 5)], ids=["crossing", "all"])
