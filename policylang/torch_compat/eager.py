@@ -172,6 +172,12 @@ def failed_in(error: BaseException) -> str:
     return found
 
 
+def allows_no_hooks(error: BaseException) -> bool:
+    """``torch.func`` has raised this, as it found the hooks of a checkpoint: a plain RuntimeError, from C++."""
+    said = str(error)
+    return isinstance(error, RuntimeError) and said.startswith("torch.func") and "saved tensor hooks" in said
+
+
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
     """Has tensors count as written to so often: autograd counts a write even if a dispatch mode skips the operator."""
     torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))

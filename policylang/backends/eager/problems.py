@@ -48,6 +48,11 @@ DIFFERENTIATED = Problem(
     "{name} is differentiated by `torch.func`, which keeps what it needs where no checkpoint can reach it",
     "differentiate with `loss.backward()` or `torch.autograd.grad`, or leave the checkpoints out here",
 )
+DIFFERENTIATES = Problem(
+    "APL398",
+    "{name} differentiates a function by `torch.func`, which allows no checkpoint around it",
+    f"call `torch.autograd.grad` there, or compile the block with the same policy: {_COMPILE}",
+)
 RUNS_TRANSFORMED = Problem(  # only a warning: the numbers are right
     "APL398",
     "{name} runs under a transformation of `torch.func`, without its checkpoint: its backward keeps all it reads",

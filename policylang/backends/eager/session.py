@@ -363,6 +363,8 @@ class CheckpointContext:
             running.failed(error)
         if self.block is not None and was_left_uncompiled(error):
             raise problems.NEEDS_A_COMPILER.error(name=self.session.named(self.block)) from error
+        if self.block is not None and eager.allows_no_hooks(error):
+            raise problems.DIFFERENTIATES.error(name=self.session.named(self.block)) from error
         if running is not None and self.block is not None and (operator := eager.failed_in(error)):
             raise problems.TRACES_AGAIN.error(name=self.session.named(self.block), operator=operator) from error
 

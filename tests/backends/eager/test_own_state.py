@@ -321,10 +321,11 @@ def skips(block: nn.Module, x: Tensor) -> Tensor:
         (lambda b, x: x * (skips(b, x) if b.out(x).numel() else x), "APL393.*the recomputation of"),
         (lambda b, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (b.out(x),)), "APL396.*calls `torch.cond`"),
         (lambda b, x: torch.cond(x.sum() > 0, lambda h: b.out(h), torch.cos, (x,)), "APL396.*calls `torch.cond`"),
+        (lambda b, x: x - torch.func.grad(lambda v: b.out(v).sin().sum())(x), "APL398.*differentiates a function by"),
         (lambda b, x: STATES["written to behind it"](b.states[0], b.out(x)), "APL395.*`aten.mul.Tensor`.*in place"),
         (lambda b, x: (b.out(x) * b.states[0].table[0], b.states[0].table.add_(1))[0], "APL395.*`aten.mul.Tensor`"),
     ],
-    ids=["counter", "other operators", "ends early", "cond", "cond of a module", "written to behind it", "its view"],
+    ids=["counter", "operators", "ends early", "cond", "cond of module", "func.grad", "written behind it", "its view"],
 )
 def test_what_cannot_be_right_is_an_error_by_name(forward: Callable[[nn.Module, Tensor], Tensor], said: str) -> None:
     counted[0] = 0
