@@ -96,6 +96,9 @@ def test_a_recomputation_stops_at_what_is_saved_and_what_no_backward_needs_is_no
     partition = chain.partition("recompute everything; save first cos")
     assert partition.audit.saved == ("cos",)
     assert partition.audit.recomputed == ("sin", "sin_1")
+    order = names(partition.backward.graph)
+    assert order.index("sin_1") < order.index("sin"), "the forward's later value is needed first"
+    assert order.index("sin") > order.index(next(name for name in order if name.startswith("mul")))
     assert chain.partition("recompute everything; save last cos").audit.saved == ()
 
 
@@ -106,12 +109,6 @@ def test_one_output_of_several_is_kept_where_the_operator_is_saved() -> None:
     assert {str(node.args[0]) for node in kept} == {"topk"}
     assert "topk" not in names(partition.backward.graph)
     assert_same_result(graph.run(default_partition), graph.run("recompute everything; save topk"))
-
-
-def test_recomputation_stands_just_before_its_first_use(chain: Traced) -> None:
-    order = names(chain.partition("recompute everything; save first cos").backward.graph)
-    assert order.index("sin_1") < order.index("sin"), "the forward's later value is needed first"
-    assert order.index("sin") > order.index(next(name for name in order if name.startswith("mul")))
 
 
 def test_no_policy_at_all_is_what_min_cut_does(llama: Traced) -> None:
@@ -248,13 +245,16 @@ def checkpointed() -> Traced:
     )
 
 
-def test_regions_are_respected_with_their_borders(checkpointed: Traced) -> None:
+def test_regions_are_respected_with_their_borders_unless_overridden(checkpointed: Traced) -> None:
     result = checkpointed.run("save everything")
     assert_same_result(checkpointed.run(default_partition), result)
     assert "cos" in result.audit.saved
     assert "cos_1" in result.audit.saved
     assert "sin" in result.audit.recomputed
     assert not [name for name in result.audit.saved if name.startswith(("sin", "addmm"))]
+    overridden = checkpointed.run("override save everything")
+    assert_same_result(result, overridden)
+    assert overridden.audit.recomputed == ()
 
 
 def test_a_regions_result_with_a_backward_hook_is_saved(checkpointed: Traced) -> None:
@@ -263,12 +263,6 @@ def test_a_regions_result_with_a_backward_hook_is_saved(checkpointed: Traced) ->
     assert "cos_2" not in checkpointed.partition("recompute everything").audit.saved
     next(node for node in gm.graph.nodes if node.name == "cos_2").meta["has_backward_hook"] = True
     assert "cos_2" in checkpointed.partition("recompute everything", gm).audit.saved
-
-
-def test_regions_are_overridden_where_the_policy_says_so(checkpointed: Traced) -> None:
-    result = checkpointed.run("override save everything")
-    assert_same_result(checkpointed.run(default_partition), result)
-    assert result.audit.recomputed == ()
 
 
 def test_the_users_tags_come_back_when_another_policy_is_applied(checkpointed: Traced) -> None:
@@ -324,16 +318,12 @@ def test_annotations_that_nodes_share_are_not_written_to(chain: Traced) -> None:
     assert all(node.meta["custom"]["mine"] == 1 for node in gm.graph.nodes)
 
 
-def test_partition_follows_what_was_applied(chain: Traced) -> None:
-    gm = chain.fresh()
-    policylang.apply(gm, policylang.parse("recompute everything; save first sin"))
-    forward, _ = policylang.partition(gm, (), num_fwd_outputs=chain.num_fwd_outputs, compiler="inductor")
+def test_partition_follows_what_was_applied_and_plans_again_where_a_pass_has_changed_the_graph(chain: Traced) -> None:
+    gm, unchanged = chain.fresh(), chain.fresh()
+    for each in (gm, unchanged):
+        policylang.apply(each, policylang.parse("recompute everything; save first sin"))
+    forward, _ = policylang.partition(unchanged, (), num_fwd_outputs=chain.num_fwd_outputs, compiler="inductor")
     assert returned(forward)[chain.num_fwd_outputs :] == ["primals_1", "sin"]
-
-
-def test_partition_plans_again_where_a_pass_has_changed_the_graph(chain: Traced) -> None:
-    gm = chain.fresh()
-    policylang.apply(gm, policylang.parse("recompute everything; save first sin"))
     first = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)[0]
     with gm.graph.inserting_before(first):
         earlier = gm.graph.call_function(torch.ops.aten.sin.default, first.args)

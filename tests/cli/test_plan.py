@@ -195,11 +195,6 @@ def test_every_code_has_a_long_form(policylang, code):
     assert " ".join(CODES[code].text.split()) in " ".join(outcome.out.split())
 
 
-def test_the_list_of_codes(policylang):
-    lines = policylang("explain").out.splitlines()
-    assert [line.split()[0] for line in lines] == sorted(CODES)
-
-
 @pytest.mark.parametrize(
     ("word", "said"),
     [
@@ -222,17 +217,6 @@ def test_a_word(policylang):
         "    save everything in block where crosses block\n\nMore in docs/language.md, Properties.\n"
     )
     assert policylang("explain", "users").out.count("More in") == 2  # `users of mm`, and `where users > 1`
-
-
-@pytest.mark.parametrize("word", group_names())
-def test_a_group(policylang, word):
-    outcome = policylang("explain", word)
-    assert outcome.code == 0
-    assert f"{word} (group): A group of operators that every policy knows." in outcome.out
-    assert f"\n    let {word} = " in outcome.out
-
-
-def test_a_word_for_machines(policylang):
     found = json.loads(policylang("explain", "recompute", "--output-format", "json").out)
     assert found["word"] == "recompute"
     (meaning,) = found["meanings"]
@@ -242,6 +226,14 @@ def test_a_word_for_machines(policylang):
         "example": "recompute everything in block",
         "section": "Rules",
     }
+
+
+@pytest.mark.parametrize("word", group_names())
+def test_a_group(policylang, word):
+    outcome = policylang("explain", word)
+    assert outcome.code == 0
+    assert f"{word} (group): A group of operators that every policy knows." in outcome.out
+    assert f"\n    let {word} = " in outcome.out
 
 
 EXPLAIN_GRAPH = """
@@ -385,7 +377,9 @@ def test_a_policy_without_what_it_takes(explain, policylang, asked, said):
     assert said in outcome.err
 
 
-def test_codes_for_machines(policylang):
+def test_the_list_of_codes(policylang):
+    lines = policylang("explain").out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted(CODES)
     listed = json.loads(policylang("explain", "--output-format", "json").out)["codes"]
     assert [each["code"] for each in listed] == sorted(CODES)
     found = json.loads(policylang("explain", "APL301", "--output-format", "json").out)
@@ -477,7 +471,7 @@ def test_what_is_exposed_before_there_is_a_policy(policylang, folder):
 
 @pytest.mark.parametrize("form", [*RENDERERS])
 def test_what_is_wrong_with_an_order_fails_a_check(policylang, folder, form):
-    """`overlap` without a device; a delay of scatters that there are none of."""
+    """`overlap` without a device; a delay of scatters that there are none of; a path that keeps no order."""
     (folder / "wrong.apl").write_text(
         "blocks layers.*\nundecided -> save\noverlap all_gather\ndelay reduce_scatter 1 block\n"
     )
@@ -487,10 +481,6 @@ def test_what_is_wrong_with_an_order_fails_a_check(policylang, folder, form):
     assert len(set(re.findall(r"APL\d+", outcome.out))) == 2
     if form in ("json", "sarif"):
         json.loads(outcome.out)
-
-
-@pytest.mark.parametrize("form", [*RENDERERS])
-def test_a_path_that_keeps_no_order_refuses_it(policylang, folder, form):
     outcome = policylang("check", "mine.apl", *ON, "--path", "hook", "--output-format", form)
     assert outcome.code == 1
     assert "asks for an order of collectives" in outcome.out
@@ -541,6 +531,14 @@ def test_what_changes_by_rule_and_block(diff):
     assert "save -> recompute, 1 each in layers.1 and 1 more block" in outcome.out
     assert "  before  old.apl:3: save mm\n  after   new.apl:4: recompute mm in every 2nd block\n" in outcome.out
     assert "  nodes   mm_1, mm_3\n" in outcome.out
+    found = json.loads(diff(OLD, OLD + "recompute mm in every 2nd block\n", "--output-format", "json").out)
+    assert (found["same"], found["changed"], found["decisions"]) == (False, 2, 8)
+    assert (found["old"]["saved_bytes"], found["new"]["saved_bytes"]) == (4 * 1024, 2 * 1024)
+    assert found["new"]["recomputed_flops"] - found["old"]["recomputed_flops"] == 200
+    assert found["old"]["peak_bytes"] > 0
+    (change,) = found["changes"]
+    assert change["names"] == ["mm_1", "mm_3"]
+    assert change["blocks"] == {"layers.1": 1, "layers.3": 1}
 
 
 def test_expectations_before_and_after(diff):
@@ -576,18 +574,6 @@ def test_as_a_path_decides(diff):
     assert diff(*changes, "--path", "eager").out.startswith("1 of 8 decisions change")
 
 
-def test_what_it_comes_to(diff):
-    outcome = diff(OLD, OLD + "recompute mm in every 2nd block\n", "--output-format", "json")
-    found = json.loads(outcome.out)
-    assert (found["same"], found["changed"], found["decisions"]) == (False, 2, 8)
-    assert (found["old"]["saved_bytes"], found["new"]["saved_bytes"]) == (4 * 1024, 2 * 1024)
-    assert found["new"]["recomputed_flops"] - found["old"]["recomputed_flops"] == 200
-    assert found["old"]["peak_bytes"] > 0
-    (change,) = found["changes"]
-    assert change["names"] == ["mm_1", "mm_3"]
-    assert change["blocks"] == {"layers.1": 1, "layers.3": 1}
-
-
 def test_markdown_for_a_review(diff):
     outcome = diff(OLD, OLD + "save sin\n", "--output-format", "markdown")
     assert outcome.code == 1
@@ -606,13 +592,10 @@ def test_what_is_left_to_the_partitioner_is_said(diff):
     assert "after   undecided -> auto" in outcome.out
 
 
-def test_a_policy_that_does_not_fit_the_graph_is_compared_with_a_warning(diff):
+def test_what_does_not_fit_the_graph_is_compared_with_a_warning_and_what_cannot_be_read_is_not(diff):
     outcome = diff(OLD, OLD + "save bmm\n")
     assert outcome.code == 0
     assert outcome.err == "warning: `new.apl` has an error on this graph; `policylang check` lists them\n"
-
-
-def test_a_policy_that_cannot_be_read(diff):
     outcome = diff(OLD, "save mmm\n")
     assert outcome.code == 1
     assert "error[APL101]" in outcome.err

@@ -41,7 +41,7 @@ from policylang.planning.planner import plan
 from policylang.report.diagnostics import render_text
 from policylang.testing.suites import run_files
 from policylang.torch_compat.graphs import operator_facts, operator_names
-from tests.language.test_forms import Told, policy, selector, told
+from tests.language.test_forms import policy, selector, told
 
 TABLE = OperatorTable.bundled()
 FACTS = data_file("operator_facts.json")
@@ -98,7 +98,7 @@ def test_every_word_of_a_group_means_something_here(name: str) -> None:
             assert names(part), part.text
         else:
             pending.extend(parts(part))
-    assert policy(f"save {name}").lets[name] == found
+    assert policy(f"save {name}").lets == {name: found}
 
 
 def test_attention_is_every_forward_form() -> None:
@@ -159,11 +159,6 @@ def test_a_let_stands_for_its_selector() -> None:
     assert found.lets["early"].selector.selector == Reference("big")  # type: ignore[union-attr]
 
 
-def test_a_group_is_in_the_names_of_the_policy_that_uses_it() -> None:
-    found = policy("save matmul in block")
-    assert found.lets == {"matmul": prelude_group("matmul")}
-
-
 def test_an_unknown_namespace_is_left_to_when_it_is_applied() -> None:
     loaded = parse_policy("save mylib.fused_mlp, mylib.fused_mlp.default")
     assert [each.code for each in loaded.diagnostics] == ["APL102"] * 2
@@ -215,16 +210,13 @@ def test_a_let_that_hides_a_group_does_not_change_the_other_groups() -> None:
     assert loaded.policy.lets["collective"] == prelude_group("collective")
 
 
-def test_mutual_recursion_is_a_use_before_definition() -> None:
-    assert [each.code for each in told("let a = b\nlet b = a\nsave b")] == ["APL109"]
-
-
-def test_a_library_of_names_is_not_told_that_nothing_uses_them() -> None:
-    assert told("let big = mm where bytes > 64 MiB") == []
-
-
-def test_a_text_without_a_statement_decides_nothing() -> None:
-    assert told("") == [Told("APL207", "", "the policy decides nothing: it has no rule")]
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [("let a = b\nlet b = a\nsave b", ["APL109"]), ("let big = mm where bytes > 64 MiB", []), ("", ["APL207"])],
+    ids=["mutual recursion", "a library of names", "no statement"],
+)
+def test_what_is_said_of_names_and_their_absence(text: str, codes: list[str]) -> None:
+    assert [each.code for each in told(text)] == codes
 
 
 @pytest.mark.parametrize(
@@ -322,9 +314,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text(
 FIGURES = get_args(get_type_hints(syntax.ExpectTotal)["figure"])
 OF_PREDICATES = {"crosses cut", "annotated"}
 NAMES_IN_ONE_PLACE = {"policylang", "chains", "round_trips", "ahead", "auto", "peak", "forward", "step", "lossless"}
-
 NAMES_IN_ONE_PLACE |= {"loss", "into", "tokens"}  # of `chunk`
-
 SIGNS = {"->", "→", *get_args(syntax.Comparison)}
 WHERE = [pytest.param(each, id=f"{each.words[0]}-{each.sense}") for each in meanings()]
 
@@ -344,6 +334,12 @@ def test_every_word_has_a_meaning_and_every_meaning_is_of_a_word() -> None:
     parts = {part for word in said for part in word.split()}  # `at least` says what `at` and `least` are
     assert known_words() - said - parts == set()
     assert said - known_words() == set()
+    pairs = [(word, each.sense) for each in meanings() for word in each.words]
+    assert len(pairs) == len(set(pairs)), "a word means one thing in one sense"
+    for each in meanings():
+        assert each.text[0].isupper()
+        assert each.text.endswith(".")
+        assert len(each.text) < 160
 
 
 @pytest.mark.parametrize(
@@ -361,11 +357,6 @@ def test_every_word_has_a_meaning_and_every_meaning_is_of_a_word() -> None:
 def test_what_has_one_sense_has_that_one(words, sense) -> None:
     for word in words:
         assert meaning(word, sense) if sense else senses(word)
-
-
-def test_a_word_means_one_thing_in_one_sense() -> None:
-    pairs = [(word, each.sense) for each in meanings() for word in each.words]
-    assert len(pairs) == len(set(pairs))
 
 
 @pytest.mark.parametrize("each", WHERE)
@@ -398,13 +389,6 @@ def stands(word: str, text: str) -> bool:
 def edges(word: str) -> str:
     before, after = (r"(?<!\w)" if word[0].isalnum() else ""), (r"(?!\w)" if word[-1].isalnum() else "")
     return before + re.escape(word) + after
-
-
-def test_meanings_are_short_and_plain() -> None:
-    for each in meanings():
-        assert each.text[0].isupper()
-        assert each.text.endswith(".")
-        assert len(each.text) < 160
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -454,12 +438,6 @@ def test_the_page_on_policy_tests_prints_what_is_printed() -> None:
 
 
 def test_the_reference_shows_the_words_of_the_language() -> None:
-    from policylang.language.lexer import keywords
-    from policylang.language.operators import group_names
-    from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
-    from policylang.language.shown import UNITS
-    from policylang.language.statements import ACTIONS
-
     words = {word for word in keywords() if word.isidentifier()}
     for word in sorted(words | {*FLAGS, *MEASURES, *PROPERTIES, *group_names(), *ACTIONS, *UNITS}):
         assert re.search(rf"(?<![\w]){re.escape(word)}(?![\w])", LANGUAGE), f"`{word}` is not in docs/language.md"
@@ -511,10 +489,11 @@ def test_the_text_is_a_policy_in_canonical_form_that_tells_where_it_is_from():
         "save aten.mm.default where module == layers.*.attention.wo\n"
     )
     assert format_source(Source("mine.apl", text)).text == text
-
-
-def test_a_selector_that_stands_twice_is_one_rule():
     assert import_save_ops(f"{GATE}|{GATE}").text.count("\nsave aten.mm") == 1
+    assert import_save_ops("block::aten.mm.default").text.endswith('where module == "block"\n')
+    unknown = import_save_ops("layers.*::deepep.dispatch.default")
+    assert unknown.text is not None
+    assert unknown.diagnostics[0].code == "APL102"
 
 
 @pytest.mark.parametrize(
@@ -547,17 +526,6 @@ def test_all_that_is_wrong_comes_in_one_run():
     ]
 
 
-def test_an_operator_of_a_library_nobody_knows_here():
-    made = import_save_ops("layers.*::deepep.dispatch.default")
-    assert made.text is not None
-    assert made.diagnostics[0].code == "APL102"
-
-
-def test_a_block_as_the_module():
-    assert import_save_ops("block::aten.mm.default").text.endswith('where module == "block"\n')
-
-
-ROOT = Path(__file__).parents[2]
 GRAMMAR = grammar_file().read_text(encoding="utf-8")
 
 

@@ -153,22 +153,28 @@ def test_an_error_of_an_included_file_belongs_to_its_include(tmp_path):
     assert found.span.source.name.endswith("other.apl")
 
 
-def test_a_rule_is_covered_once_it_matches(tmp_path):
-    (tmp_path / "mine.apl").write_text("save mm\noptional save bmm\nrecompute sin\n")
-    result = run(tmp_path, page('include "mine.apl"\n# saved: 2'), cover=[str(tmp_path / "mine.apl")])
-    assert result.rules == 3
-    assert [(code, text) for code, _, text in said(result)] == [("APL514", "optional save bmm")]
+@pytest.mark.parametrize(
+    ("policy", "cover", "rules", "missing"),
+    [
+        ('include "mine.apl"\n# saved: 2', "mine.apl", 3, [("APL514", "optional save bmm")]),
+        ("save mm", ".", 3, [("APL514", each) for each in ("save mm", "optional save bmm", "recompute sin")]),
+        ("include <save_all>", "save_all", 1, []),
+        ('include "order.apl"', "order.apl", 2, [("APL514", "optional delay reduce_scatter 1 block")]),
+    ],
+    ids=["once it matches", "not if nothing includes it", "of a bundled policy by its name", "a scheduling line"],
+)
+def test_a_rule_is_covered_once_it_matches(tmp_path, policy, cover, rules, missing):
+    name, text = (
+        ("order.apl", ORDER) if "order" in policy else ("mine.apl", "save mm\noptional save bmm\nrecompute sin\n")
+    )
+    (tmp_path / name).write_text(text)
+    graph = {"graph": steps()} if "order" in policy else {}
+    result = run(tmp_path, page(policy, **graph), cover=[cover if cover == "save_all" else str(tmp_path / cover)])
+    assert result.rules == rules
+    assert [(code, text) for code, _, text in said(result)] == missing
 
 
-def test_a_rule_that_nothing_includes_is_not_covered(tmp_path):
-    (tmp_path / "mine.apl").write_text("save mm\n")
-    result = run(tmp_path, page("save mm"), cover=[str(tmp_path)])
-    assert [each.code for each in result.found.diagnostics] == ["APL514"]
-
-
-def test_coverage_of_a_bundled_policy_by_its_name(tmp_path):
-    result = run(tmp_path, page("include <save_all>"), cover=["save_all"])
-    assert (result.rules, result.found.diagnostics) == (1, ())
+ORDER = "prefetch all_gather 1 block ahead\noptional delay reduce_scatter 1 block\n"
 
 
 def test_coverage_of_a_file_that_is_not_there(tmp_path):
@@ -215,13 +221,6 @@ def test_claims_about_scheduling_lines(tmp_path):
         assert (other.code, other.message) == ("APL510", message)
 
 
-def test_a_scheduling_line_is_covered_once_it_picks_something(tmp_path):
-    (tmp_path / "mine.apl").write_text("prefetch all_gather 1 block ahead\noptional delay reduce_scatter 1 block\n")
-    result = run(tmp_path, page('include "mine.apl"', graph=steps()), cover=[str(tmp_path / "mine.apl")])
-    assert result.rules == 2
-    assert [(code, text) for code, _, text in said(result)] == [("APL514", "optional delay reduce_scatter 1 block")]
-
-
 PAGE = """# One
 
 ```apl graph=two
@@ -245,29 +244,16 @@ save bmm
 save add"""
 
 
-def blocks():
-    return fences(Source("page.md", PAGE))
-
-
-def test_what_counts_as_a_block():
-    assert [(each.language, each.text) for each in blocks()] == [
-        ("apl", "save mm\n"),
-        ("apl", "save bmm\n```\n"),
-        ("markdown", "  ```apl\n  save addmm\n  ```\n"),
-        ("apl", "save add"),
+def test_blocks_with_their_words_sections_and_lines():
+    blocks = fences(Source("page.md", PAGE))
+    assert [(each.section, each.language, each.text) for each in blocks] == [
+        (1, "apl", "save mm\n"),
+        (1, "apl", "save bmm\n```\n"),
+        (2, "markdown", "  ```apl\n  save addmm\n  ```\n"),
+        (2, "apl", "save add"),
     ]
-
-
-def test_the_words_behind_a_fence():
-    assert [word.text for word in blocks()[0].words] == ["apl", "graph=two"]
-
-
-def test_headings_part_sections():
-    assert [each.section for each in blocks()] == [1, 1, 2, 2]
-
-
-def test_a_lifted_block_keeps_its_lines_and_a_lowered_span_its_text():
-    for fence in blocks():
+    assert [word.text for word in blocks[0].words] == ["apl", "graph=two"]
+    for fence in blocks:
         source = lifted(fence)
         start = source.text.index(fence.text[0:6])
         span = Span(source, start, start + 6)
