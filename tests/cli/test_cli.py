@@ -35,8 +35,12 @@ from tests.support.hostile import hostile_graph, raw_in
 from tests.support.textgraph import facts_of
 
 
-def test_version(policylang):
+def test_version_and_help(policylang):
     assert policylang("--version").out == f"policylang {version('policylang')}\n"
+    outcome = policylang("--help")
+    assert outcome.code == 0
+    for command in ("check", "explain", "demo"):
+        assert f"\n    {command} " in outcome.out
 
 
 @pytest.mark.parametrize("arguments", [(), ("chekc",), ("check",), ("check", "a.apl", "--output-format", "xml")])
@@ -45,13 +49,6 @@ def test_usage_errors_exit_with_2(policylang, arguments):
     assert outcome.code == 2
     assert outcome.err.startswith("usage: policylang")
     assert outcome.out == ""
-
-
-def test_help_lists_every_command(policylang):
-    outcome = policylang("--help")
-    assert outcome.code == 0
-    for command in ("check", "explain", "demo"):
-        assert f"\n    {command} " in outcome.out
 
 
 def test_a_bug_in_policylang_says_so(policylang, monkeypatch):
@@ -547,33 +544,27 @@ def test_what_is_alive_at_the_peak_fits_a_page_in_a_pipe(policylang, long_names)
     assert tables("--width", "250")[1] == whole, "who says how wide it may be is believed"
 
 
-def test_machine_forms_do_not_care(policylang, narrow_folder):
+def test_figures_stay_whole_and_machine_forms_do_not_care(policylang, narrow_folder):
     for form in ("json", "concise", "sarif", "github"):
         full, narrow = (
             policylang(*NARROW_COMMANDS["check"], "--output-format", form, "--width", w).out for w in ("0", "20")
         )
         assert full == narrow
     assert json.loads(policylang(*NARROW_COMMANDS["plan"], "--width", "20", "--output-format", "json").out)["rules"]
-
-
-def test_figures_stay_whole(policylang, narrow_folder):
     out = policylang(*NARROW_COMMANDS["values"], "--width", "80").out
     assert re.search(r"\nsaved +4 GiB +4 GiB\n", out)
     assert "(no room for " in out
     assert re.search(r"…\w+_name.apl:3\n", out), "of the place of a rule the line stays"
 
 
-def test_a_terminal_has_its_own_width(monkeypatch):
+def test_a_terminal_has_its_own_width(policylang, monkeypatch):
+    outcome = policylang("list", "--width", "wide")
+    assert outcome.code == 2
+    assert "`wide` is no number of columns" in outcome.err
     assert text_width(None) is None, "no terminal here"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "71")
     assert (text_width(None), text_width(0), text_width(90)) == (71, 0, 90)
-
-
-def test_not_a_width(policylang):
-    outcome = policylang("list", "--width", "wide")
-    assert outcome.code == 2
-    assert "`wide` is no number of columns" in outcome.err
 
 
 def test_tables():

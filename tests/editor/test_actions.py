@@ -137,11 +137,8 @@ def test_a_line_has_the_nodes_of_its_rule_and_of_no_other(state_of, tmp_path):
     assert nodes_of_rule(state, 1) == attention
     assert nodes_of_rule(state, 2) == nodes_of_rule(state, 3) == nodes_of_rule(state, 4) == layer
     assert nodes_of_rule(state, 5) == nodes_of_rule(state, 99) == []
-
-
-def test_without_a_plan_there_are_none(state_of):
-    assert nodes_of_rule(state_of("save attention\n"), 0) == []
-    assert nodes_of_rule(state_of("save attenton\n", "vit.graph"), 0) == []
+    for without_a_plan in (state_of("save attention\n"), state_of("save attenton\n", "vit.graph")):
+        assert nodes_of_rule(without_a_plan, 0) == []
 
 
 def test_a_client_is_told_which_settings_hold(tmp_path):
@@ -184,12 +181,9 @@ def test_a_mend_is_an_edit_of_the_version_that_was_read(state_of) -> None:
     assert [each.code for each in action.diagnostics or ()] == ["APL010"]
     assert told(state, "attenton") == [("did you mean `attention`?", "save mm where bytes = 3\nsave attention\n")]
     assert told(state, "mm") == []
-
-
-def test_of_several_mends_none_is_preferred(state_of) -> None:
-    state = state_of("save matmuls\n")
-    assert [each.is_preferred for each in actions(state, 6, 6, QUICK)] == [None, None]
-    assert told(state, "matmuls")[0] == ("did you mean `matmul`?", "save matmul\n")
+    several = state_of("save matmuls\n")
+    assert [each.is_preferred for each in actions(several, 6, 6, QUICK)] == [None, None]
+    assert told(several, "matmuls")[0] == ("did you mean `matmul`?", "save matmul\n")
 
 
 def test_edits_count_in_the_units_of_the_client(state_of) -> None:

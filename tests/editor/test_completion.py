@@ -212,16 +212,13 @@ def test_groups_and_operators_of_the_snapshot_come_before_others(at: At) -> None
     assert "mm" in at("save m|")
 
 
-def test_names_are_known_below_their_line_and_not_above(at: At) -> None:
+def test_names_are_known_below_their_line_or_include_and_not_above(at: At, tmp_path: Path) -> None:
     text = "let early = mm\nsave |\nlet late = bmm\n"
     found = at(text, "fsdp.graph")
     assert "early" in found
     assert "late" not in found
     assert found.index("matmul") < found.index("early") < found.index("mul")
     assert "own" not in at("let own = |")
-
-
-def test_names_of_included_files_are_known_below_their_include(at: At, tmp_path: Path) -> None:
     (tmp_path / "names.apl").write_text("let mine = mm\n")
     assert "mine" in at('include "names.apl"\nsave |')
     assert "mine" not in at('save |\ninclude "names.apl"\n')
@@ -402,16 +399,13 @@ def test_random_texts_are_answered(parts: list[str]) -> None:
 
 
 # --- what clients do with it ---
-def test_a_blank_opens_a_list_only_where_the_statement_goes_on(at: At) -> None:
+def test_a_blank_a_quote_and_a_sign_open_a_list_only_where_something_follows(at: At) -> None:
     assert at("save |", trigger=" ")
     assert at("save mm in |", trigger=" ")
     assert at("mm -> |", trigger=" ")
     assert at("save mm |", trigger=" ") == []  # who goes on with Enter wants a new line
     assert at("  |", trigger=" ") == []
     assert at("save mm |") != []
-
-
-def test_a_quote_or_a_sign_opens_a_list_only_where_it_begins_something(at: At) -> None:
     assert at("include <|", trigger="<")
     assert at("save mm where bytes <|", trigger="<") == []
     assert at('blocks "|', "fsdp.graph", trigger='"')

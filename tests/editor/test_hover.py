@@ -147,14 +147,11 @@ def test_a_rule_says_what_explain_says() -> None:
         assert f"- {part}" in shown
 
 
-def test_a_rule_that_no_plan_has_says_what_it_means() -> None:
+def test_a_statement_that_no_plan_has_says_what_it_means_once() -> None:
     shown = said(state_of("optional save attention in block"), "attention", -1)
     assert "Save what the nodes compute for the backward" in shown
     assert "The nodes are those of attention in block." in shown
     assert "may match nothing" in shown
-
-
-def test_a_statement_that_no_plan_has_says_what_it_means_once() -> None:
     state = state_of("keep order of all_to_all\nsave mm\n")
     assert said(state, "keep", 10) == "keep order of all_to_all\n\n" + KEPT
     assert said(state, "keep").startswith("keep order of all_to_all\n\n" + KEPT + "\n\nFor example")
@@ -370,14 +367,12 @@ def test_a_place_says_which_blocks_it_means(place: str, blocks: str) -> None:
         assert blocks in said(state, "in " + place, 3 + place.index(word))
 
 
-@pytest.mark.parametrize("text", ["# a comment\nsave mm  # behind\n\n   \nsave bmm ;  save mm\n"])
-def test_nothing_is_said_of_comments_and_blanks(text: str) -> None:
+def test_nothing_is_said_of_comments_and_blanks() -> None:
+    text = "# a comment\nsave mm  # behind\n\n   \nsave bmm ;  save mm\n"
     state = state_of(text)
     blanks = {*range(text.index("save mm")), *range(text.index("  # behind"), text.index("save bmm"))}
-    for offset in blanks:
+    for offset in (*blanks, text.index(" ;"), len(text)):
         assert hover(state, offset) is None, offset
-    assert hover(state, text.index(" ;")) is None
-    assert hover(state, len(text)) is None
 
 
 # --- form ---
@@ -410,25 +405,18 @@ def test_ranges_count_in_utf16_and_over_both_line_ends() -> None:
     assert place.range == types.Range(types.Position(1, 11), types.Position(1, 17))
 
 
-def every_offset(state: State, step: int = 1) -> None:
-    text, positions = state.document.source.text, state.document.positions
-    for offset in range(0, len(text) + 1, step):
-        found = hover(state, offset)
+@pytest.mark.parametrize(
+    "graph",
+    [None, *(pytest.param(f"{name}.graph", marks=pytest.mark.slow) for name in ("tutorial", "fsdp", "resnet50"))],
+)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.stem)
+def test_every_place_of_every_policy_can_be_asked(policy: Path, graph: str | None) -> None:
+    text = policy.read_text(encoding="utf-8")
+    state = state_of(text, graph)
+    for offset in range(0, len(text) + 1, 1 if graph or len(text) < 500 else 11):
+        found, positions = hover(state, offset), state.document.positions
         if found is not None:
             assert positions.offset(found.range.start) <= offset < positions.offset(found.range.end)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.stem)
-def test_every_place_of_every_policy_can_be_asked(policy: Path) -> None:
-    text = policy.read_text(encoding="utf-8")
-    every_offset(state_of(text), step=1 if len(text) < 500 else 11)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("graph", ["tutorial.graph", "fsdp.graph", "resnet50.graph"])
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.stem)
-def test_every_place_of_every_policy_can_be_asked_on_a_snapshot(policy: Path, graph: str) -> None:
-    every_offset(state_of(policy.read_text(encoding="utf-8"), graph))
 
 
 TEXTS = [policy.read_text(encoding="utf-8") for policy in POLICIES]
@@ -541,7 +529,18 @@ def test_an_expectation_says_what_is_to_spare() -> None:
     assert found == [f"held, {plan['found']} · {format_quantity(plan['margin'], 'bytes')} to spare"]
 
 
-def check_scheduling(text: str, device: str | None) -> dict[str, list[str]]:
+GATHERS = "let gathers = all_gather where from parameter\nbucket gathers per block\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        (ORDERED, "h100-sxm"),
+        pytest.param(GATHERS, None, marks=pytest.mark.slow),
+        pytest.param(GATHERS, "h100-sxm", marks=pytest.mark.slow),
+    ],
+)
+def test_scheduling_lines(text: str, device: str | None) -> None:
     found = shown(state_of(text, "fsdp.graph", device))
     order = command("plan", text, "fsdp.graph", *(["--device", device] if device else []))["order"]
     (line,) = order["lines"]
@@ -551,19 +550,7 @@ def check_scheduling(text: str, device: str | None) -> dict[str, list[str]]:
         change = order["as_planned"]["exposed_seconds"] - line["exposed_seconds_without"]
         label += f" · exposed {signed(change, 'seconds')}"
     assert found[line["text"]][0] == label
-    return found
-
-
-def test_scheduling_lines() -> None:
-    check_scheduling(ORDERED, "h100-sxm")
-
-
-@pytest.mark.slow
-def test_buckets_and_lines_without_a_device() -> None:
-    text = "let gathers = all_gather where from parameter\nbucket gathers per block\n"
-    for device in (None, "h100-sxm"):
-        found = check_scheduling(text, device)
-        assert found["let gathers = all_gather where from parameter"][0] == "150 collectives"
+    assert text != GATHERS or found["let gathers = all_gather where from parameter"][0] == "150 collectives"
 
 
 def test_figures_come_when_they_are_known() -> None:

@@ -17,6 +17,7 @@ from policylang.language.files import read_source
 from policylang.language.resources import devices_folder, policies_folder
 from tests.editor.conftest import PoliciesAtHand, with_edits
 from tests.language.test_formatter import layouts
+from tests.support.drawn import drawn
 
 LIB = "# 𝛼 names\r\nlet big = mm where bytes > 64 MiB\r\nlet 𝛼𝛽 = big or bmm\r\n"
 FILES = {
@@ -336,8 +337,9 @@ def broken_policies(draw: st.DrawFn) -> str:
     return POLICY[:start] + pieces + POLICY[end:]
 
 
-def check_answers(made: pytest.TempPathFactory, text: str, offset: int) -> None:
-    folder = made.getbasetemp() / "any_text"
+@drawn(12, 300, broken_policies(), st.floats(0, 1))
+def test_any_text_is_answered(tmp_path_factory: pytest.TempPathFactory, text: str, where: float) -> None:
+    offset, folder = int(len(text) * where), tmp_path_factory.getbasetemp() / "any_text"
     folder.mkdir(exist_ok=True)
     path = folder / "mine.apl"
     document = Document(path.as_uri(), 1, Source("mine.apl", text), path)
@@ -350,16 +352,3 @@ def check_answers(made: pytest.TempPathFactory, text: str, offset: int) -> None:
     for each in ranges:
         assert (each.start.line, each.start.character) <= (each.end.line, each.end.character)
         assert (each.end.line, each.end.character) <= (end.line, end.character)
-
-
-@given(broken_policies(), st.floats(0, 1))
-@settings(max_examples=12)
-def test_any_text_is_answered(tmp_path_factory: pytest.TempPathFactory, text: str, where: float) -> None:
-    check_answers(tmp_path_factory, text, int(len(text) * where))
-
-
-@pytest.mark.slow
-@given(broken_policies(), st.floats(0, 1))
-@settings(max_examples=300)
-def test_any_of_many_texts_is_answered(tmp_path_factory: pytest.TempPathFactory, text: str, where: float) -> None:
-    check_answers(tmp_path_factory, text, int(len(text) * where))

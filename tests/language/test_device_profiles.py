@@ -199,12 +199,9 @@ def test_a_mistake_is_named_where_it_stands(
     assert found.span.source.name == "d.toml"
 
 
-def test_the_place_is_that_of_the_very_network(tmp_path: Path) -> None:
+def test_the_place_is_that_of_the_very_network_and_inside_one_line_of_the_key(tmp_path: Path) -> None:
     found = wrong(GOOD.replace("latency = 30e-6", "latency = 'long'"), tmp_path)
     assert (found.span.line, found.span.column) == (24, 11)
-
-
-def test_the_place_of_a_mistake_inside_one_line_is_its_key(tmp_path: Path) -> None:
     found = wrong(LEAST + "[[network]]\nbandwidth = 1e9\n'rank s' = 4\n", tmp_path)
     assert found.span.text == "'rank s'"
     found = wrong("network = [{bandwidth = 1e9, ranks = 0}]\n" + LEAST, tmp_path)
@@ -260,11 +257,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         found = read_device(name, tmp_path)
         assert (found.code, part in found.message) == (code, True), found
         assert render_text((found,))
-
-
-def test_a_file_of_windows_is_read(tmp_path: Path) -> None:
-    (tmp_path / "d.toml").write_bytes(b"\xef\xbb\xbf" + LEAST.replace("\n", "\r\n").encode())
-    assert isinstance(read_device("d.toml", tmp_path), DeviceProfile)
+    (tmp_path / "windows.toml").write_bytes(b"\xef\xbb\xbf" + LEAST.replace("\n", "\r\n").encode())
+    assert isinstance(read_device("windows.toml", tmp_path), DeviceProfile)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -316,9 +310,6 @@ def test_an_unknown_name_says_what_there_is(name: str, help: str, tmp_path: Path
     found = read_device(name, tmp_path)
     assert found.code == "APL152"
     assert (found.help or "").startswith(help)
-
-
-def test_what_is_no_name_at_all() -> None:
     found = read_device(3)  # type: ignore[arg-type]
     assert found.message == "a device is given by its name or the path of its profile, and this is a `int`"
 
@@ -444,18 +435,13 @@ def test_a_table_is_a_file(tmp_path: Path) -> None:
     assert wrong(f"{LEAST}[[network]]\ntimes = 'nu\\u0000ll'\n".replace("'", '"'), tmp_path).code == "APL153"
 
 
-def test_latency_beside_a_table_means_nothing_unless_there_is_a_bandwidth(tmp_path: Path) -> None:
+def test_a_latency_and_networks_beside_a_table(tmp_path: Path) -> None:
     found = with_table(TABLE, tmp_path, "group = '1'\nlatency = 1e-6")
     assert found.message.startswith("`latency` means nothing without `bandwidth`")
     both = with_table(TABLE, tmp_path, "group = '1'\nlatency = 1e-6\nbandwidth = 1e9")
     assert (both.networks[0].bandwidth, len(both.networks[0].times)) == (1e9, 1)
-
-
-def test_a_network_behind_one_with_a_table_alone_can_be_taken(tmp_path: Path) -> None:
-    found = with_table(
-        TABLE, tmp_path, "group = '1'\n[[network]]\nranks = 8\nbandwidth = 1e9\n[[network]]\nbandwidth = 1e8"
-    )
-    assert [network.ranks for network in found.networks] == [None, 8, None]
+    behind = "group = '1'\n[[network]]\nranks = 8\nbandwidth = 1e9\n[[network]]\nbandwidth = 1e8"
+    assert [network.ranks for network in with_table(TABLE, tmp_path, behind).networks] == [None, 8, None]
 
 
 PROFILE = """\
@@ -475,12 +461,6 @@ def folder(tmp_path: Path) -> Path:
         text = PROFILE.format(name=name, bandwidth=bandwidth)
         (tmp_path / "profiles" / f"{file}.toml").write_text(text, encoding="utf-8")
     return tmp_path
-
-
-def test_a_bundled_device() -> None:
-    device = policy("device h100-sxm\n" + TIMED).device
-    assert device.name == "h100-sxm"
-    assert policy(TIMED).device is None
 
 
 def test_a_file_is_looked_for_beside_the_policy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,13 +500,6 @@ def test_two_profiles_of_one_name_are_two_devices(folder: Path, monkeypatch: pyt
     assert "two profiles that are called `our-cluster`" in found.message
 
 
-def test_what_is_no_device_is_underlined_where_it_is_named(folder: Path) -> None:
-    (folder / "a.apl").write_text(f'device "profiles/missing.toml"\n{TIMED}', encoding="utf-8")
-    (found,) = load_policy(folder / "a.apl").diagnostics
-    assert found.span.text == 'device "profiles/missing.toml"'
-    assert "profiles/missing.toml" in found.message
-
-
 def test_what_is_wrong_with_a_profile_is_said_in_the_profile(folder: Path) -> None:
     (folder / "profiles" / "wrong.toml").write_text("[memory]\nbandwidth = 1e12\n", encoding="utf-8")
     (folder / "profiles" / "bytes.toml").write_bytes(b"\xff\xfe")
@@ -535,6 +508,10 @@ def test_what_is_wrong_with_a_profile_is_said_in_the_profile(folder: Path) -> No
         (found,) = load_policy(folder / "a.apl").diagnostics
         assert found.span.source.name == f"profiles/{file}.toml"
         assert [each.span.text for each in found.related if each.span] == [f'device "profiles/{file}.toml"']
+    (folder / "a.apl").write_text(f'device "profiles/missing.toml"\n{TIMED}', encoding="utf-8")
+    (found,) = load_policy(folder / "a.apl").diagnostics
+    assert found.span.text == 'device "profiles/missing.toml"', "what is no device is underlined where it is named"
+    assert "profiles/missing.toml" in found.message
 
 
 def test_the_canonical_text_holds_the_figures_and_no_path(folder: Path) -> None:
@@ -554,7 +531,9 @@ def test_a_policy_with_a_device_reads_back_and_equals_itself() -> None:
     again = policy(format_policy(found))
     assert again == found
     assert again.canonical == found.canonical
-    assert found != policy("policy demo\n" + TIMED)
+    assert found.device.name == "h100-sxm"
+    assert found != (without := policy("policy demo\n" + TIMED))
+    assert without.device is None
 
 
 def test_the_layout_of_a_device_is_kept() -> None:
@@ -591,15 +570,20 @@ def test_a_time_is_a_figure_in_seconds() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (3e-9, "3 ns"), (412e-6, "412 us"), (0.0123, "12.3 ms"), (0.99996, "1 s"), (1234.5, "1234.5 s")],
+    [
+        (0, "0 s"),
+        (0.01231, "12.3 ms"),
+        (3e-9, "3 ns"),
+        (412e-6, "412 us"),
+        (0.0123, "12.3 ms"),
+        (0.99996, "1 s"),
+        (1234.5, "1234.5 s"),
+    ],
 )
 def test_a_time_as_reports_print_it(seconds: float, text: str) -> None:
     assert format_quantity(seconds, "seconds") == text
     assert beside(seconds, seconds, "seconds") == text
-
-
-def test_a_time_that_rounds_to_its_limit_is_given_in_full() -> None:
-    assert beside(0.01231, 0.0123, "seconds") == "12.3 ms (0.01231 s)"
+    assert beside(0.01231, 0.0123, "seconds") == "12.3 ms (0.01231 s)", "in full where it rounds to its limit"
 
 
 KEYS = ("name", "compute", "memory", "host", "network", "bandwidth", "latency", "ranks", "times", "group", "pointwise")

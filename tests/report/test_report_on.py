@@ -53,14 +53,8 @@ def policy():
     return policylang.parse(TEXT)
 
 
-def copy_of(gm):
-    import copy
-
-    return copy.deepcopy(gm)
-
-
 def test_a_planned_graph(joint, policy):
-    gm = policylang.apply(copy_of(joint.gm), policy)
+    gm = policylang.apply(copy.deepcopy(joint.gm), policy)
     report = policylang.report(gm)
     assert [rule.source for rule in report.rules] == [f"<policy>:{line}" for line in (1, 2, 3, 4)]
     assert [rule.text for rule in report.rules] == TEXT.splitlines()
@@ -94,7 +88,9 @@ def test_a_report_on_a_device_says_the_time_of_what_runs_again(joint, policy, de
     """Given where the policy is carried out, or by its own line; what is decided is the same."""
     more = {"num_fwd_outputs": joint.num_fwd_outputs}
     plain, *timed = (
-        policylang.report(policylang.partition(copy_of(joint.gm), joint.joint_inputs, policy=given, **more, **on)[0])
+        policylang.report(
+            policylang.partition(copy.deepcopy(joint.gm), joint.joint_inputs, policy=given, **more, **on)[0]
+        )
         for given, on in (
             (policy, {}),
             (policy, {"device": device}),
@@ -127,9 +123,9 @@ def test_a_report_on_a_device_says_the_time_of_what_runs_again(joint, policy, de
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_a_half_is_called_a_half_and_nothing_is_decided_on_it(joint, policy, kind):
     halves = policylang.partition(
-        copy_of(joint.gm), joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policy
+        copy.deepcopy(joint.gm), joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policy
     )
-    half = copy_of(halves[kind == "backward"])
+    half = copy.deepcopy(halves[kind == "backward"])
     report = policylang.report(policylang.apply(half, policylang.parse("save mm; optional fuse all_gather chains")))
     calls = [node for node in half.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
     assert str(report).startswith(f"policy policy: {kind} graph of a partition, {len(calls)} operators\n")
@@ -139,7 +135,7 @@ def test_a_half_is_called_a_half_and_nothing_is_decided_on_it(joint, policy, kin
 
 
 def test_a_partitioned_graph_and_either_half_of_it(joint, policy):
-    gm = copy_of(joint.gm)
+    gm = copy.deepcopy(joint.gm)
     forward, backward = policylang.partition(
         gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policy
     )
@@ -216,7 +212,7 @@ def test_what_has_no_report_is_refused_by_name(joint):
         ([module], "APL328", "this is a `list`"),
         (torch.compile(module.forward, backend="eager"), "APL328", "this is a `function`"),
         (torch.compile(module.forward, backend=never_trained), "APL327", "run the model once, with gradients"),
-        (copy_of(joint.gm), "APL325", r"`policylang\.apply\(gm, policy\)`"),
+        (copy.deepcopy(joint.gm), "APL325", r"`policylang\.apply\(gm, policy\)`"),
         (module, "APL327", "run the model once, with gradients"),
         (never_trained, "APL327", "run the model once, with gradients"),
         (torch.compile(module, backend="eager"), "APL327", "run the model once, with gradients"),
@@ -310,12 +306,9 @@ def test_blocks_that_do_the_same_are_one_row_with_counts_and_sums() -> None:
     assert len(json.loads(report.to_json())["graphs"]) == 4
 
 
-def test_an_expectation_that_all_blocks_meet_alike_says_so() -> None:
+def test_an_expectation_that_all_blocks_meet_alike_says_so_and_what_fails_is_named_though_others_hold() -> None:
     report = combined([block(n, margin=1024) for n in range(3)])
     assert expected(report)[1] == "expect      saved per block <= 2 KiB: held, 1024 B in each of 3 blocks"
-
-
-def test_what_fails_is_named_though_others_hold() -> None:
     failed = block(1, 4096)
     failed = evolve(failed, expectations=(evolve(failed.expectations[1], status="failed", margin=-2048.0),))
     text = expected(combined([block(0, margin=1024), failed, block(2, margin=1024)]))
@@ -326,10 +319,7 @@ def test_a_block_that_decides_otherwise_for_the_same_figures_keeps_its_row() -> 
     report = combined([block(0), block(1, mm=AGAIN), block(2)])
     assert [line.split()[0] for line in rows(report)] == ["block", "layers.0,", "layers.1"]
     assert rows(report)[1].startswith("layers.0, 2 ")
-
-
-def test_blocks_that_all_differ_have_no_sums() -> None:
-    assert rows(combined([block(0), block(1, 2048)])) == [
+    assert rows(combined([block(0), block(1, 2048)])) == [  # where all differ there are no sums
         "block     forward values  saved  recomputed",
         "layers.0               2  1 KiB       512 B",
         "layers.1               2  2 KiB       512 B",
@@ -440,22 +430,16 @@ REPORT = Report(
 )
 
 
-def test_a_report_at_a_prompt_is_one_line() -> None:
+def test_a_report_a_plan_facts_and_the_result_of_a_check_at_a_prompt_are_one_line() -> None:
     assert repr(REPORT) == "<policylang.Report mine: 675 forward values, 8 MiB saved, 1 MiB recomputed, audit agrees>"
     both = combined([REPORT, evolve(REPORT, audit=AuditReport(False, ("a difference",)))])
     assert repr(both).startswith("<policylang.Report mine: 2 graphs, 1,350 forward values, 16 MiB saved")
     assert repr(both).endswith("audit DIFFERS>")
     assert repr(Report("p")) == "<policylang.Report p: 0 forward values, no audit>"
-
-
-def test_a_plan_at_a_prompt_is_one_line() -> None:
     facts = facts_of(CHAIN)
     planned = plan(policylang.parse("recompute everything"), facts, capabilities_for(facts.kind))
     assert repr(planned).startswith("<policylang.Plan: policy policy on a joint graph of 10 nodes: 4 forward values")
-
-
-def test_facts_and_the_result_of_a_check_at_a_prompt_are_one_line() -> None:
-    assert repr(facts_of(CHAIN)).startswith("<policylang.Facts: joint graph of 10 nodes, torch ")
+    assert repr(facts).startswith("<policylang.Facts: joint graph of 10 nodes, torch ")
     found = policylang.check(policylang.parse("recompute everything"), Source("more.apl", "save attenton"))
     assert repr(found) == "<policylang.CheckResult: 2 files, 1 error, 0 warnings>"
     assert str(found).startswith("error[APL101]: there is no operator, group or name `attenton`\n --> more.apl:1:6\n")
@@ -557,6 +541,8 @@ def test_a_plan_without_a_partition_claims_no_bytes():
 
 
 def test_differences_are_printed_one_by_one():
+    wrong = evolve(WHOLE, audit=AuditReport(False, ("`mm` was not saved",)))
+    assert combined([WHOLE, wrong]).audit == AuditReport(False, ("graph 1: `mm` was not saved",))
     text = str(evolve(WHOLE, audit=AuditReport(False, ("`mm` was not saved", "`sin` was saved"))))
     assert "audit       `mm` was not saved\naudit       `sin` was saved" in text
     assert "do what was planned" not in text
@@ -584,11 +570,6 @@ def test_several_graphs_are_summed_rule_by_rule():
     assert text.startswith("policy llama3_sac: 310 forward values, 16 blocks, 2 graphs\n")
     assert "graph  forward values  blocks  saved  recomputed" in text
     assert "1                  10       8  6 MiB       3 MiB  from the compile cache" in text
-
-
-def test_one_disagreement_among_graphs_is_a_disagreement():
-    wrong = evolve(WHOLE, audit=AuditReport(False, ("`mm` was not saved",)))
-    assert combined([WHOLE, wrong]).audit == AuditReport(False, ("graph 1: `mm` was not saved",))
 
 
 def candidate(rules: str, peak: int, recompute: float, saved: int = 0) -> Candidate:
