@@ -208,16 +208,12 @@ def test_rows_that_no_sum_is_made_of_keep_their_bits() -> None:
     assert torch.equal(found[1]["stem.weight"], want[1]["stem.weight"])  # from the gradient of the hidden state
 
 
-def test_the_plan_names_the_sums_that_are_split() -> None:
-    made = plan_of(step_of(model(), cross_entropy, batch()), "chunk loss into 4")
+def test_the_plan_names_the_sums_that_are_split_and_is_not_lossless() -> None:
+    made = plan_of(step_of(model(), cross_entropy, batch()), "chunk loss into 4; expect lossless")
+    assert made.expectations[0].found == "nll_loss_forward is a sum of slices"
     assert len(made.edits.split_sums) == 2
     note = next(each.note for each in made.edits.done if each.note)
     assert note.startswith("4 slices of 3 of 12 rows from mm on; 2 sums are split (nll_loss_forward, mm_")
-
-
-def test_a_split_sum_is_not_lossless() -> None:
-    made = plan_of(step_of(model(), cross_entropy, batch()), "chunk loss into 4; expect lossless")
-    assert made.expectations[0].found == "nll_loss_forward is a sum of slices"
 
 
 def test_an_uneven_number_of_rows_is_said() -> None:

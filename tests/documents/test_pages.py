@@ -283,11 +283,8 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert 'exec "$(dirname "${BASH_SOURCE[0]}")/../scripts/test" "$@"' in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_policy_that_the_tutorial_arrives_at_is_clean():
+def test_every_policy_of_the_tutorial_loads_and_the_one_it_arrives_at_is_clean():
     assert policylang.check(ROOT / "examples" / "mine.apl").diagnostics == ()
-
-
-def test_every_policy_of_the_tutorial_loads():
     for text in documents_fenced(ROOT / "docs" / "tutorial.md", "apl"):
         policylang.parse(text)
 

@@ -447,17 +447,11 @@ def test_what_a_graph_says():
     assert facts.inputs[row["sdpa"]] == (row["mm"],)
 
 
-def test_a_graph_without_a_backward_is_the_forward_half():
+def test_a_graph_without_a_backward_a_scalar_and_an_operator_that_nobody_knows_here():
     assert collected("%x = input").kind is GraphKind.FORWARD
     assert collected("%x = input", GraphKind.FLAT).kind is GraphKind.FLAT
-
-
-def test_a_scalar_has_one_element():
-    facts = collected("%x = input shape=scalar dtype=f32")
-    assert (facts.shapes[0], facts.numel[0], facts.bytes[0]) == ((), 1, 4)
-
-
-def test_an_operator_of_a_library_nobody_knows_here():
+    assert (facts := collected("%x = input shape=scalar dtype=f32")).shapes[0] == ()
+    assert (facts.numel[0], facts.bytes[0]) == (1, 4)
     assert collected("%x = input\n%y = my_library.fused.default(%x)").targets[1] == "my_library.fused.default"
 
 

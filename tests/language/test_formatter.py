@@ -136,18 +136,12 @@ def test_canonical_scheduling_lines() -> None:
     ]
 
 
-def test_canonical_text_of_a_policy_is_canonical() -> None:
+def test_canonical_text_is_canonical_and_changes_with_a_word_alone() -> None:
     canonical = policy(LLAMA3 + "".join(f"expect {text}\n" for text, _ in EXPECTATIONS)).canonical
     again = parse_policy(canonical)
     assert again.policy.canonical == canonical
     assert {each.code for each in again.diagnostics} == {"APL111"}, "groups are written out, so they hide the prelude's"
-
-
-def test_comments_and_layout_do_not_reach_the_canonical_text() -> None:
     assert policy("save mm # a\n\n\nsave bmm").canonical == policy("save   mm;save (bmm)").canonical
-
-
-def test_a_changed_word_does() -> None:
     assert policy("save mm").canonical != policy("save bmm").canonical
     assert policy("let a = mm\nsave a").canonical != policy("let a = bmm\nsave a").canonical
 

@@ -494,21 +494,22 @@ def test_a_policy_in_a_file_that_is_called_like_a_word_of_the_language_is_writte
         assert policy(found.canonical).name == wanted
 
 
-def test_requires_an_older_language_is_met() -> None:
-    assert policy("requires policylang >= 0.2\nsave mm").rules == (Rule(Action.SAVE, MM),)
-
-
 @pytest.mark.parametrize("glob", ["layers.*", "model.layers.*", "transformer.h.*"])
 def test_blocks(glob: str) -> None:
     assert policy(f"blocks {glob}\nsave mm in block").blocks == Blocks(glob)
 
 
-def test_a_statement_goes_on_inside_parentheses() -> None:
-    assert rule("save (mm,  # the products\n      bmm\n) in block; ") == rule("save (mm, bmm) in block")
-
-
-def test_line_ends_of_every_system() -> None:
-    assert policy("save mm\r\n\r\nsave bmm\r\n").rules == policy("save mm\nsave bmm").rules
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("requires policylang >= 0.2\nsave mm", "save mm"),
+        ("save (mm,  # the products\n      bmm\n) in block; ", "save (mm, bmm) in block"),
+        ("save mm\r\n\r\nsave bmm\r\n", "save mm\nsave bmm"),
+    ],
+    ids=["an older language", "parentheses", "line ends"],
+)
+def test_texts_with_the_same_rules(text: str, same: str) -> None:
+    assert policy(text).rules == policy(same).rules
 
 
 @pytest.mark.parametrize("text", ["offload mm up to 8 GiB per rank", "mm -> offload up  to 8GiB per   rank"])

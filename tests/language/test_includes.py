@@ -52,19 +52,15 @@ def test_paths_are_relative_to_the_file_that_includes() -> None:
     assert [rule.source for rule in loaded.policy.rules] == ["a/two.apl:1", "three.apl:1"]
 
 
-def test_names_are_shared_and_a_file_may_come_twice() -> None:
+def test_what_is_included_without_a_word(in_folder: Path) -> None:
     write(main='include "names.apl"\ninclude "names.apl"\nsave big', names="let big = mm")
-    assert load_policy("main.apl").diagnostics == ()
-
-
-def test_a_bundled_policy_is_included_by_name() -> None:
+    assert load_policy("main.apl").diagnostics == (), "names are shared, and a file may come twice"
+    (in_folder / "bom.apl").write_bytes(b"\xef\xbb\xbfpolicy bom\nsave mm")
+    assert load_policy("bom.apl").diagnostics == ()
+    assert parse_policy("include <prelude>\nsave matmul").diagnostics == ()
     loaded = parse_policy("recompute everything\ninclude <fsdp>")
     assert loaded.diagnostics == ()
     assert loaded.policy.rules[-1].source.startswith("<fsdp_reshard_always>:")
-
-
-def test_the_prelude_is_always_there() -> None:
-    assert parse_policy("include <prelude>\nsave matmul").diagnostics == ()
 
 
 def test_a_bare_name_is_a_bundled_policy_unless_there_is_such_a_file() -> None:
@@ -74,12 +70,8 @@ def test_a_bare_name_is_a_bundled_policy_unless_there_is_such_a_file() -> None:
     write(llama3_sac="policy mine\nsave mm")
     loaded = load_policy("llama3_sac.apl")
     assert loaded.policy.name == "mine"
-
-
-def test_without_a_name_a_policy_is_called_like_its_file() -> None:
     write(plain="save mm")
-    loaded = load_policy("plain.apl")
-    assert loaded.policy.name == "plain"
+    assert load_policy("plain.apl").policy.name == "plain", "without a name it is called like its file"
 
 
 def test_a_cycle_shows_its_chain() -> None:
@@ -157,11 +149,6 @@ def test_a_file_without_permission(in_folder: Path) -> None:
     write(secret="save mm")
     (in_folder / "secret.apl").chmod(0)
     assert only("secret.apl").message == "`secret.apl` cannot be read: permission denied"
-
-
-def test_a_byte_order_mark_is_no_text(in_folder: Path) -> None:
-    (in_folder / "bom.apl").write_bytes(b"\xef\xbb\xbfpolicy bom\nsave mm")
-    assert load_policy("bom.apl").diagnostics == ()
 
 
 def test_blocks_and_undecided_of_a_file_override_those_that_it_includes() -> None:

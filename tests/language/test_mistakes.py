@@ -49,56 +49,38 @@ def test_every_row_is_told_of_some_statement() -> None:
         assert any(re.fullmatch(rf"error\[APL\d+\]: {message}", said) for said in told), each.message
 
 
-def test_three_lines_with_one_mistake_are_three_diagnostics() -> None:
-    found = parse_policy("save mn\nsave mn in block\nrecompute mn, mn").diagnostics
-    assert [(each.span and each.span.line, each.code) for each in found] == [
-        (1, "APL101"),
-        (2, "APL101"),
-        *[(3, "APL101")] * 2,
-    ]
-    found = parse_policy("save mylib.fused\nsave mylib.fused").diagnostics
-    assert [(each.span and each.span.line, each.code) for each in found] == [(1, "APL102"), (2, "APL102")]
+FILE = """sav mm
+save mn
+save (mm
+save bmm per block
+save add in layers..0; save add where bytes > 3 mib
+x ->"""
+COMMENTS = 'save mm // why; "because (\n-- and\nsave (\n  bmm,  // the second\n  add\n)\nsave adt'
 
 
-def test_all_the_errors_of_a_file_come_in_one_run() -> None:
-    lines = ["sav mm", "save mn", "save (mm", "save bmm per block"]
-    lines += ["save add in layers..0; save add where bytes > 3 mib", "x ->"]
-    found = parse_policy("\n".join(lines)).diagnostics
-    codes = {1: ["APL012"], 2: ["APL101"], 3: ["APL007"], 4: ["APL014"], 5: ["APL112", "APL113"], 6: ["APL011"]}
-    assert [(each.span and each.span.line, each.code) for each in found] == [
-        (line, code) for line, each in codes.items() for code in each
-    ]
-
-
-def test_a_parenthesis_that_is_never_closed_costs_one_statement() -> None:
-    found = parse_policy("save (mm in block\nrecompute (bmm)\nsave adt")
-    assert [each.code for each in found.diagnostics] == ["APL007", "APL101"]
-
-
-def test_a_statement_may_end_in_a_comment_that_holds_marks() -> None:
-    loaded = parse_policy('save mm # ( " ; save bm\nsave bmm')
-    assert len(loaded.policy.rules) == 2
-
-
-def test_comments_of_other_languages_cost_one_diagnostic_each() -> None:
-    text = 'save mm // why; "because (\n-- and\nsave (\n  bmm,  // the second\n  add\n)\nsave adt'
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("save mn\nsave mn in block\nrecompute mn, mn", [(1, "APL101"), (2, "APL101"), (3, "APL101"), (3, "APL101")]),
+        ("save mylib.fused\nsave mylib.fused", [(1, "APL102"), (2, "APL102")]),
+        (FILE, [(1, "APL012"), (2, "APL101"), (3, "APL007"), (4, "APL014"), (5, "APL112"), (5, "APL113"),
+                (6, "APL011")]),
+        ("save (mm in block\nrecompute (bmm)\nsave adt", [(1, "APL007"), (3, "APL101")]),
+        ('save mm # ( " ; save bm\nsave bmm', []),
+        (COMMENTS, [(1, "APL005"), (2, "APL005"), (4, "APL005"), (7, "APL101")]),
+        ("save mm in /layers.*\nmm -> save", []),
+        ("save (\n  mm, # the products\n  bmm\n) in layers 3..1", [(4, "APL010")]),
+        ("save " + "mm, " * 3_000 + "where", [(1, "APL010")]),
+    ],
+    ids=[
+        *("one mistake on each line", "one namespace on each line", "all errors in one run", "a parenthesis costs one"),
+        *("a comment with marks", "comments of other languages", "a path and an arrow", "one of several lines", "long"),
+    ],
+)  # fmt: skip
+def test_each_mistake_of_a_file_is_one_diagnostic_on_its_line(text: str, expected: list[tuple[int, str]]) -> None:
     found = parse_policy(text).diagnostics
-    assert [(each.code, each.span and each.span.line) for each in found] == [
-        ("APL005", 1),
-        ("APL005", 2),
-        ("APL005", 4),
-        ("APL101", 7),
-    ]
-    assert found[0].help == 'write `# why; "because (`'
-
-
-def test_a_path_with_slashes_and_an_arrow_are_no_comments() -> None:
-    assert parse_policy("save mm in /layers.*\nmm -> save").diagnostics == ()
-
-
-def test_a_mistake_on_one_of_several_lines() -> None:
-    found = parse_policy("save (\n  mm, # the products\n  bmm\n) in layers 3..1").diagnostics
-    assert [(each.code, each.span and each.span.line) for each in found] == [("APL010", 4)]
+    assert [(each.span and each.span.line, each.code) for each in found] == expected
+    assert text != COMMENTS or found[0].help == 'write `# why; "because (`'
 
 
 def test_a_byte_order_mark_tabs_and_line_ends_of_windows(tmp_path: Path) -> None:
@@ -120,11 +102,6 @@ def test_text_that_is_not_text(character: str) -> None:
     (found,) = parse_policy(f"save mm\nsave {character}").diagnostics
     assert found.code == "APL001"
     assert found.span.line == 2
-
-
-def test_a_long_statement_is_read_in_the_time_it_takes() -> None:
-    found = parse_policy("save " + "mm, " * 3_000 + "where").diagnostics
-    assert [each.code for each in found] == ["APL010"]
 
 
 def errors(text: str) -> list[Diagnostic]:
