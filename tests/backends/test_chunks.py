@@ -20,6 +20,7 @@ from policylang.backends.joint import JointPartitioner
 from policylang.backends.torch_compile.slices import share_slices
 from policylang.errors import PolicyMatchError
 from policylang.graph import marks
+from policylang.graph.blocks import blocks_of
 from policylang.graph.collect import collect
 from policylang.planning.capabilities import EAGER, FLAT
 from policylang.planning.plan import Plan
@@ -227,6 +228,17 @@ def test_a_chunked_mlp_is_the_whole_one(lead: tuple[int, ...], text: str) -> Non
     data = batch(*lead)
     lines = check(model(mlp=SwiGlu()), cross_entropy, data, f"chunk module mlp into 3{text}").rewrites
     assert [line.done for line in lines] == [1] * len(lines)
+
+
+def test_blocks_keep_their_order_where_one_behind_fills_a_tensor_of_a_sizes_alone() -> None:
+    """Its fill was made in the first block: `in first 2 blocks` meant the first and the last."""
+    filled = Function(lambda x: x * torch.zeros_like(x.softmax(0)).scatter(0, x.argmax(0, keepdim=True), 1.0))
+    layers = nn.Sequential(Function(lambda block, x: x + block.mlp(x), mlp=SwiGlu()), nn.Sequential(nn.Tanh()), filled)
+    body = Function(lambda body, x: body.layers(x), layers=layers)
+    whole = model(mlp=body)
+    check(whole, cross_entropy, batch(), "chunk module mlp in block into 3")
+    made = plan_of(step_of(whole, cross_entropy, batch()), "chunk module mlp in block into 3")
+    assert blocks_of(made.facts).names == tuple(f"mlp.layers.{number}" for number in range(3))
 
 
 def test_the_backward_of_a_chunked_mlp_computes_slices_again() -> None:

@@ -233,11 +233,22 @@ class Region:
                     wanted.setdefault(each, {})[digit] = None
                 elif each in self.rows and not of_rows.reads_dtype_alone(facts.targets[row]):
                     raise RefusedError(f"reads all rows of {facts.names[each]}: {facts.names[row]}")
-        needed = set(self.members)
-        for row in range(max(self.members), -1, -1):
-            if row in needed:
-                needed.update(facts.inputs[row])
-        self.hoisted = [row for row in self.hoisted if row in needed]
+        needed, forward = (
+            self._needed(self.members),
+            {row for row in self.members if facts.phases[row] == Phase.FORWARD},
+        )
+        at_once, made = self._needed(forward), self.members | self.waits
+        # What is stuck and waits for no slice of the backward is there before those run.
+        either = [row for row in self.hoisted if row in needed]
+        self.hoisted = [row for row in either if row in at_once or facts.inputs[row][0] in made]
+
+    def _needed(self, rows: set[int]) -> set[int]:
+        """The nodes and all that they are made of."""
+        found = set(rows)
+        for row in range(max(rows, default=-1), -1, -1):
+            if row in found:
+                found.update(self.facts.inputs[row])
+        return found
 
     def _row(self, row: int) -> RowDim:
         digit = self.rows[row][0]
