@@ -299,8 +299,6 @@ class Observation:
         if traces_again(func):
             raise problems.TRACES_AGAIN.error(name=self.name, operator=func)
         stream, at, first = self.stream, len(self.stream.operators), len(self.operations)
-        if draws(func):
-            self.states[at] = GeneratorState.before(args, kwargs)
         read = list(enumerate(tensors_in((args, kwargs))))
         if torch.is_grad_enabled() and any(each.requires_grad for _, each in read):
             stream.differentiable.add(at)
@@ -311,7 +309,10 @@ class Observation:
                 self.hooked = True
                 ours = pair[0].__module__.startswith(f"{__package__.partition('.')[0]}.")
                 self.own_checkpoint |= ours or eager.are_of_checkpoint(pair)
-        out = run()
+        if draws(func):
+            out, self.states[at] = GeneratorState.around(run, args, kwargs)
+        else:
+            out = run()
         written = list(tensors_in(written_by(func, args, kwargs)))
         if written:
             self.origins.wrote(written)

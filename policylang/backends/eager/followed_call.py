@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -275,9 +276,6 @@ class FollowedCall:
         """Run an operator behind the point of drift; it is recomputed, except for its writes to the block's buffers."""
         assert self.drifted_at is not None
         at, kind = self.drifted_at + len(self.tail), RUN
-        if origins.draws(func):
-            kind = DRAW
-            self.states[at] = origins.GeneratorState.before(args, kwargs)
         if numbers := origins.numbers_among(args, kwargs):
             self.numbers[at] = numbers
         own = self._own_buffers()
@@ -285,7 +283,11 @@ class FollowedCall:
         read = {number: each for number, each in given if not own.isdisjoint(origins.addresses([each]))}
         self.noted[at] = {number: origins.NotedTensor.of(each) for number, each in read.items()}
         is_view = bool(describe(func).flags & Category.VIEW)
-        out = func(*args, **kwargs)
+        if origins.draws(func):
+            kind = DRAW
+            out, self.states[at] = origins.GeneratorState.around(partial(func, *args, **kwargs), args, kwargs)
+        else:
+            out = func(*args, **kwargs)
         written = list(origins.tensors_in(origins.written_by(func, args, kwargs)))
         if updated_statistics(func, args):
             kind = QUIET

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
+from threading import RLock
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from policylang.graph.facts import InputKind
 from policylang.operators.calls import updated_statistics
 from policylang.torch_compat import eager
-from policylang.torch_compat.graphs import HigherOrderOperator, schema_of, side_effect_functions
+from policylang.torch_compat.graphs import HigherOrderOperator, outside_of_modes, schema_of, side_effect_functions
 from policylang.torch_compat.tracing import take_apart
 from policylang.tracing.step import read_state
 
@@ -336,33 +336,47 @@ def written_by(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     ]
 
 
+_drawing = RLock()
+"""Held while an operator draws: threads share the generators of devices."""
+
+
 @frozen(eq=False)
 class GeneratorState:
-    """The generator that a call draws from and the state it is in; None where its device has no generator."""
+    """The generator that a call draws from, and its states before and behind the call; None where its device has no
+    generator."""
 
     generator: torch.Generator | None
-    state: torch.Tensor | None
+    before: Tensor | None
+    behind: Tensor | None
 
     @classmethod
-    def before(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> GeneratorState:
-        """The generator is the one that the call is given, else that of its device."""
+    def around(
+        cls, run: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, GeneratorState]:
+        """Run an operator, and note the states. The generator is the one that it is given, else that of its device."""
         generator: torch.Generator | None = kwargs.get("generator")
         if generator is None:
             device = kwargs.get("device")
             if device is None:
                 device = next((value.device for value in args if isinstance(value, torch.Tensor)), "cpu")
             generator = eager.default_generator(torch.device(device))
-        return cls(generator, None if generator is None else generator.get_state())
+        if generator is None:
+            return run(), cls(None, None, None)
+        with _drawing:
+            before, out = generator.get_state(), run()
+            return out, cls(generator, before, generator.get_state())
 
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Under it the generator draws what it drew then; afterwards it goes on as if it had not."""
-        if self.generator is None or self.state is None:
-            yield
-            return
-        now = self.generator.get_state()
-        self.generator.set_state(self.state)
-        try:
-            yield
-        finally:
-            self.generator.set_state(now)
+    def again(self, run: Callable[[], Any]) -> tuple[Any, bool]:
+        """Run the operator with the numbers that it drew, and say whether it has: not if something else drew from the
+        generator meanwhile, in the forward or now. Afterwards the generator goes on as if nothing had."""
+        if self.generator is None or self.before is None or self.behind is None:
+            return run(), True
+        with _drawing:
+            now = self.generator.get_state()
+            self.generator.set_state(self.before)
+            try:
+                out, behind = run(), self.generator.get_state()
+            finally:
+                self.generator.set_state(now)
+        with outside_of_modes():
+            return out, torch.equal(behind, self.behind)

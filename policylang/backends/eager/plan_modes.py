@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -124,8 +125,10 @@ class ForwardMode(BlockMode):
         if at in self._numbered:
             self._call.numbers[at] = origins.numbers_among(args, kwargs or {})
         if kind == DRAW:
-            self._call.states[at] = origins.GeneratorState.before(args, kwargs or {})
-        out = func(*args, **kwargs) if kwargs else func(*args)
+            run = partial(func, *args, **kwargs or {})
+            out, self._call.states[at] = origins.GeneratorState.around(run, args, kwargs or {})
+        else:
+            out = func(*args, **kwargs) if kwargs else func(*args)
         if kind == KEEP:
             held = origins.without_history(without_unread(out, self._call.instructions.read.get(at)))
             self._call.entries[at] = origins.HeldResult.of(held)
@@ -216,8 +219,10 @@ class RecomputeMode(BlockMode):
     def _recompute(self, kind: int, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = self._call
         if kind == DRAW and at in call.states:
-            with call.states[at].restored():
-                return func(*args, **kwargs)
+            out, same = call.states[at].again(partial(func, *args, **kwargs))
+            if not same:
+                raise problems.DRAWN_MEANWHILE.error(name=call.name, operator=func, number=at + 1)
+            return out
         if kind == QUIET:
             statistics = statistics_positions(func)
             return func(*(None if each in statistics else value for each, value in enumerate(args)), **kwargs)

@@ -33,6 +33,12 @@ OTHER_NUMBER = Problem(
     "the recomputation of {name} calls `{operator}` (operator {number}) with {now}, where its forward did with {then}",
     "keep what counts or draws in an attribute or a buffer of the block, or pass it as an argument",
 )
+DRAWN_MEANWHILE = Problem(
+    "APL393",
+    "another thread drew random numbers as {name} did, in `{operator}` (operator {number}): it cannot draw them again",
+    "run the step in one thread; with `preserve_rng_state=False` blocks of several threads may draw at the same time, "
+    "as long as nothing else does",
+)
 NO_LIST = Problem(
     NO_SUCH_BLOCKS,
     "the model ({kind}) has no `ModuleList` whose children could be its blocks",

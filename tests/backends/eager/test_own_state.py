@@ -5,8 +5,10 @@ import collections
 import contextlib
 import gc
 import random
+import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -374,6 +376,46 @@ def test_a_block_that_leaves_its_plan_and_writes_behind_autograds_back() -> None
 def test_a_later_block_that_writes_to_what_an_earlier_one_holds(later: str) -> None:
     with pytest.raises(PolicyGraphError, match=r"APL395.*`layers.0`.*`aten.mul.Tensor`.*in place"):
         check([["rebound and written"], [later]], policylang.parse(POLICIES[0]), ORDERS["((0,),)"], True)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16, bias=False, dtype=torch.double)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        for _ in range(4):
+            x = F.dropout(x, 0.3)
+        return x
+
+
+@pytest.mark.parametrize("preserve", [True, False])
+def test_threads_that_draw_at_the_same_time_are_right_or_refused(preserve: bool) -> None:
+    """A loss that is linear in each weight is the product of that weight and its gradient."""
+    model = Layers(*(Masked() for _ in range(3)))
+    policylang.checkpoint_model(model, policylang.parse(POLICIES[0]), preserve_rng_state=preserve)
+    weights = [block.linear.weight for block in model.layers]
+    inputs = torch.randn(64, 16, dtype=torch.double)
+    model(inputs).sum().backward()  # the plan is made
+
+    def wrong(_: int) -> int:
+        loss = model(inputs).sum()
+        try:
+            gradients = torch.autograd.grad(loss, weights)
+        except PolicyGraphError as error:
+            assert "another thread drew random numbers" in str(error)  # noqa: PT017
+            assert preserve
+            return 0
+        return sum(not torch.allclose((g * w).sum(), loss) for g, w in zip(gradients, weights, strict=True))
+
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            assert sum(threads.map(wrong, range(100))) == 0
+    finally:
+        sys.setswitchinterval(often)
 
 
 @pytest.mark.slow
