@@ -151,6 +151,7 @@ def checkpoint_model(
     blocks (with None, if something has replaced a block's forward since), and ``PolicyMatchError`` for scheduling lines
     that eager or ``fully_shard`` cannot follow. The first call of a block raises what :func:`context_fn` lists.
     """
+    refusals.checked_model(model, "checkpoints go around the blocks of a model")
     if policy is None:
         take_off(model)
         return model
@@ -238,6 +239,7 @@ def trace_step(
     Raises ``PolicyGraphError`` if the loss is not a scalar, nothing requires a gradient, the step cannot be traced on
     this device, or the optimizer has no state or other parameters.
     """
+    refusals.checked_model(model, "a step is traced of a model")
     target = target_device.target_device(device, compute_capability) or target_device.ambient_device()
     state = step.read_state(model)
     step.check_hooks(state)

@@ -33,7 +33,6 @@ from policylang.planning.capabilities import PLANNED
 from policylang.report.diagnostics import CheckResult, render_text
 
 if TYPE_CHECKING:
-    from policylang.api.planned_graphs import GraphLike
     from policylang.planning.capabilities import PathName
     from policylang.planning.plan import Plan
 
@@ -80,7 +79,7 @@ PolicyLike = Policy | str | os.PathLike[str]
 def load(
     path: str | os.PathLike[str],
     *,
-    graph: GraphLike | None = None,
+    graph: Any = None,
     device: DeviceLike | None = None,
     stage: int | None = None,
 ) -> Policy:
@@ -142,7 +141,7 @@ def parse(
     text: str,
     *,
     name: str = "<policy>",
-    graph: GraphLike | None = None,
+    graph: Any = None,
     device: DeviceLike | None = None,
     stage: int | None = None,
 ) -> Policy:
@@ -164,12 +163,12 @@ def operators_at_hand(met: Collection[str] = ()) -> OperatorTable:
     return OperatorTable.bundled(more=operator_names, met=met)
 
 
-def _operators_of(graph: GraphLike | None) -> Collection[str]:
+def _operators_of(graph: Any) -> Collection[str]:
     if graph is None:
         return ()
-    from policylang.api.planned_graphs import facts_of  # planning, which a policy by itself can do without
+    from policylang.api.planned_graphs import read_any  # planning, which a policy by itself can do without
 
-    return facts_of(graph).operators
+    return read_any(graph).operators
 
 
 def _policy(loaded: Loaded) -> Policy:
@@ -375,7 +374,7 @@ def _settings(file: Path, source: Source, table: Any) -> tuple[ProjectSettings, 
 
 def check(
     *paths: PolicyLike | Source,
-    graph: GraphLike | Sequence[GraphLike] = (),
+    graph: Any = (),
     path: PathName | None = None,
     one_model: bool = False,
     device: DeviceLike | None = None,
@@ -385,11 +384,12 @@ def check(
     """Check policy files, or bundled policies by their bare names. A folder means every ``.apl`` file below it.
 
     Args:
-        graph: snapshots (see ``policylang.snapshot``), or facts that are loaded already, to plan each policy on: rules
+        graph: one or several to plan each policy on, as files, facts or what :func:`policylang.snapshot` takes: rules
             that match nothing or decide nothing, expectations, values that cannot be recomputed.
         path: ``"joint"`` to plan as ``policylang.backend`` does, ``"flat"`` as ``policylang.apply`` does on a traced
             step, ``"eager"`` as ``policylang.checkpoint_model`` does, and so on: what that path refuses is an error,
-            without a graph what it refuses of any. By default what each graph is.
+            without a graph what it refuses of any. By default what each graph is. A path that there is not raises
+            ``PolicyError``.
         one_model: whether the snapshots are the graphs of one model, where a rule has to match in one of them.
         device: the device that times are worked out for, as :func:`policylang.load_device` takes it, or what that
             returned; by default the one that a policy's ``device`` line names. A name that there is not raises
@@ -406,7 +406,11 @@ def check(
     given = [each for path in paths for each in _loaders(path)]
     files = tuple(name for name, _ in given)
     profile = device_of(device)
-    on = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str) else graph
+    on = [graph] if not isinstance(graph, Sequence) or isinstance(graph, str | bytes) else graph
+    if path is not None:
+        from policylang.api.planned_graphs import checked_path
+
+        checked_path(path)
     found: list[Diagnostic] = []
     if not on:
         operators = operators_at_hand()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from attrs import evolve
 
-from policylang.errors import PolicyGraphError
+from policylang.errors import PolicyGraphError, PolicyMeaningError
 from policylang.graph import snapshot
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.textual import GraphBuilder, read_graph
@@ -19,7 +20,7 @@ from policylang.language.shown import counted, did_you_mean, nearest
 from policylang.language.statements import SCHEDULES, format_policy
 from policylang.language.syntax import ExpectTotal, Pipeline, Policy
 from policylang.planning import statement_errors
-from policylang.planning.capabilities import PathName, capabilities_for, path_entry
+from policylang.planning.capabilities import PLANNED, PathName, capabilities_for, path_entry
 from policylang.planning.decisions.rule_warnings import conflicts
 from policylang.planning.inspection.costly import costly_rules
 from policylang.planning.inspection.worth import slowing_edits
@@ -35,9 +36,40 @@ _MOST_TEXT = 1 << 24
 _NO_TORCH = "a recorded graph is read with torch; `policylang import` makes a snapshot of it where there is one"
 
 
-def read_any(path: str | os.PathLike[str]) -> Facts:
+def read_any(graph: Any) -> Facts:
+    """The facts of a graph, or of a file. Raises ``PolicyGraphError`` for anything else, and for a model with several
+    graphs."""
+    found = graphs_of(graph)
+    if len(found) > 1:
+        message = f"the model has {len(found)} graphs, and one is asked for"
+        help = "write them with `policylang.snapshot`, and name the file of the one that decides"
+        raise PolicyGraphError([diagnose(SEVERAL, message, help=help)])
+    return found[0]
+
+
+def graphs_of(graph: Any) -> tuple[Facts, ...]:
+    """The facts of each graph of a file, a graph module, a traced step or a model that is compiled under a policy.
+    Raises ``PolicyGraphError`` for anything else."""
+    if isinstance(graph, Facts):
+        return (graph,)
+    if isinstance(graph, str | bytes | os.PathLike):
+        return (_of_file(graph),)
+    from policylang.api.snapshot import facts_of as graphs_in
+
+    return graphs_in(graph)
+
+
+def checked_path(path: str | None) -> None:
+    """Raises ``PolicyMeaningError`` for the name of a path that there is not."""
+    if path is not None and path not in PLANNED:
+        help = f"the paths are {', '.join(PLANNED)}"
+        raise PolicyMeaningError([diagnose(NO_PATH, f"there is no path `{path}`", help=help)])
+
+
+def _of_file(path: str | bytes | os.PathLike[str]) -> Facts:
     """The facts of a graph file. Torch is imported only for a recorded graph, which names operators and shapes; torch
     knows their costs. Raises ``PolicyGraphError`` for a file that cannot be read or that is none of the three."""
+    path = os.fsdecode(path)
     if not os.path.isfile(path):  # a pipe is read once
         return snapshot.load(path)
     try:
@@ -76,28 +108,22 @@ def _recorded(path: str | os.PathLike[str]) -> Facts:
     return recorded_facts(path)
 
 
-DEFERRED = "APL315"
-
-GraphLike = str | os.PathLike[str] | Facts
+DEFERRED, SEVERAL, NO_PATH = "APL315", "APL630", "APL633"
 
 
-def facts_of(graph: GraphLike) -> Facts:
-    """The facts of a graph that is given. Raises ``PolicyGraphError`` for a file that holds none."""
-    return graph if isinstance(graph, Facts) else read_any(graph)
-
-
-def read_graphs(graphs: Sequence[GraphLike]) -> tuple[dict[str, Facts], tuple[Diagnostic, ...]]:
+def read_graphs(graphs: Sequence[Any]) -> tuple[dict[str, Facts], tuple[Diagnostic, ...]]:
     """The graphs by name, in order, and the diagnostics of those that cannot be read."""
     found: dict[str, Facts] = {}
     problems: list[Diagnostic] = []
     for number, graph in enumerate(graphs):
-        if isinstance(graph, Facts):
-            found[f"graph {number}"] = graph
-            continue
+        name = os.fsdecode(graph) if isinstance(graph, str | bytes | os.PathLike) else f"graph {number}"
         try:
-            found[os.fsdecode(graph)] = read_any(graph)
+            several = graphs_of(graph)
         except PolicyGraphError as error:
-            problems.extend(each.found_in(os.fsdecode(graph)) for each in error.diagnostics)
+            problems.extend(each.found_in(name) for each in error.diagnostics)
+            continue
+        names = [name] if len(several) == 1 else [f"{name}.{part}" for part in range(len(several))]
+        found.update(zip(names, several, strict=True))
     return found, tuple(problems)
 
 

@@ -88,7 +88,10 @@ def write_snapshots(
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Facts:
-    """Read the facts of a snapshot. Needs no torch. Raises ``PolicyGraphError`` for any other file."""
+    """Read the facts of a snapshot. Needs no torch. Raises ``PolicyGraphError`` for anything else."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        message = f"a snapshot is read from its file, and this is a `{type(path).__name__}`"
+        raise _nothing(message, "pass the path that `policylang.snapshot` wrote to")
     return load(path)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from policylang.api.load import DeviceLike, device_of, parse
-from policylang.api.planned_graphs import read_any, read_pipeline, with_order
+from policylang.api.planned_graphs import checked_path, read_any, read_pipeline, with_order
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.graph.loads import under_load
@@ -20,7 +20,7 @@ from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.resources import devices_folder
 from policylang.language.shown import format_quantity
 from policylang.language.syntax import Balance, Pipeline
-from policylang.planning.capabilities import PLANNED, Capabilities, PathName, capabilities_for
+from policylang.planning.capabilities import Capabilities, PathName, capabilities_for
 from policylang.planning.expectations import BY_DATA
 from policylang.planning.liveness import counted_by_data, saved_and_recomputed
 from policylang.planning.statement_errors import loads_untold
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from policylang.tuning.variants import Variants
 
 NO_SOLVER = "APL619"
-NO_PATH = "APL633"
 NOTHING_OFFLOADED = "APL634"
 NOTHING_RECOMPUTED = "APL627"
 
@@ -89,19 +88,17 @@ def tune(
     Raises :class:`PolicyMeaningError` for a wrong budget, size or device, :class:`PolicyGraphError` for a graph without
     anything to tune, and :class:`PolicyMatchError` if no policy meets the budget, with what is too large.
     """
-    facts, name = _facts_of(graph)
+    facts = read_any(graph)
     profile = device_of(device)
     assert profile is not None
     budget = read_or_raise(budgets.read_budget(peak, saved, recompute_time))
     if budget is None:
         raise PolicyMeaningError([no_budget(profile)])
-    if path is not None and path not in PLANNED:
-        help = f"the paths are {', '.join(PLANNED)}"
-        raise PolicyMeaningError([diagnose(NO_PATH, f"there is no path `{path}`", help=help)])
+    checked_path(path)
     pipeline = read_pipeline(schedule, stages, microbatches)
     return tuned_policy(
         facts,
-        name,
+        Path(os.fsdecode(graph)).name if isinstance(graph, str | os.PathLike) else "",
         profile,
         budget,
         optimizer=optimizer,
@@ -276,21 +273,6 @@ def device_in_policy(device: DeviceProfile, named: str | None, folder: Path) -> 
     bundled = read_device(path.stem)
     same = not isinstance(bundled, Diagnostic) and bundled.canonical == device.canonical
     return path.stem if same else ""
-
-
-def _facts_of(graph: Any) -> tuple[Facts, str]:
-    if isinstance(graph, Facts):
-        return graph, ""
-    if isinstance(graph, str | os.PathLike):
-        return read_any(graph), Path(os.fsdecode(graph)).name
-    from policylang.api.snapshot import facts_of
-
-    found = facts_of(graph)
-    if len(found) > 1:
-        message = f"the model has {len(found)} graphs, and a policy is tuned for one"
-        help = "write them with `policylang.snapshot`, tune for the one that decides, and check on all"
-        raise PolicyGraphError([diagnose(budgets.UNSUITABLE, message, help=help)])
-    return found[0], ""
 
 
 def read_or_raise(read: Read | Diagnostic) -> Read:

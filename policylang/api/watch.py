@@ -27,9 +27,10 @@ from torch.utils.hooks import RemovableHandle
 
 from policylang.api.apply import report_on
 from policylang.api.load import DeviceLike, PolicyLike, device_of, policy_of
-from policylang.api.planned_graphs import read_any, scheduled
+from policylang.api.planned_graphs import checked_path, read_any, scheduled
 from policylang.backends.copies import timed_copies
 from policylang.backends.eager.checkpoint import blocks_in
+from policylang.backends.refusals import checked_model
 from policylang.errors import PolicyError, PolicyMatchError, PolicyWarning
 from policylang.graph.facts import InputKind
 from policylang.language.diagnostics import Diagnostic, diagnose, is_error
@@ -71,7 +72,8 @@ def watch(
         subject: the model, compiled or not.
         recipe: the policy that it trains under.
         to: the file that gets what was planned and what was measured, as JSON.
-        graph: the snapshot that the policy was planned on; by default the one beside the recipe, ``recipe.graph``.
+        graph: what the policy was planned on, as :func:`policylang.tune` takes it; by default the snapshot beside the
+            recipe, ``recipe.graph``.
         path: what carries the policy out, as for :func:`policylang.check`.
         device: the profile for planned times; by default the one that the policy's ``device`` line names.
         optimizer: whose state is counted apart from what the graph of the step holds; by default the first that makes a
@@ -85,7 +87,9 @@ def watch(
     Raises ``PolicyError`` for a recipe or a graph that cannot be read, and where a training is watched or, on a CPU,
     profiled already. A step that takes more than the recipe expects is a ``PolicyWarning``, with the node and the line.
     """
+    checked_model(subject, "what is watched is the training of a model")
     policy = policy_of(recipe)
+    checked_path(path)
     if graph is None and isinstance(recipe, str | os.PathLike):
         beside_it = Path(recipe).with_suffix(".graph")
         graph = beside_it if beside_it.is_file() else None

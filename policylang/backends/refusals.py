@@ -118,6 +118,14 @@ def not_a_graph(given: object, wanted: str) -> PolicyGraphError:
     return NOT_A_GRAPH.error(wanted=wanted, kind=kind, comes=comes)
 
 
+def checked_model(model: object, wanted: str) -> nn.Module:
+    """A model; raises ``PolicyGraphError`` for anything else."""
+    if not isinstance(model, nn.Module):
+        message = f"{wanted}, and this is a `{type(model).__name__}`"
+        raise PolicyGraphError([Diagnostic(NOT_A_GRAPH.code, message, help="pass the `torch.nn.Module`")])
+    return model
+
+
 def unsaveable(plan: Plan) -> tuple[Diagnostic, ...]:
     """Operators decided *save* whose tuple a backward node reads as a whole: only tensors can be saved."""
     facts = plan.facts

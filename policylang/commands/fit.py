@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from policylang.tuning.tuned_policy import TunedPolicy
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_MOST_RANKS = 16_384  # a weight is cut into as many pieces, one after the other
 
 
 def fit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,18 +136,16 @@ def _mesh(options: argparse.Namespace) -> dict[str, int]:
 
     if options.gpus is not None and options.gpus < 1:
         raise problem(SIZES, f"a step needs one GPU at least, and not {options.gpus}")
-    if options.mesh is None:
-        return {"fsdp": options.gpus or 1}
-    found = re.findall(r"(fsdp|tp)=(\d{1,6})(?:,|$)", options.mesh)
+    asked = f"fsdp={options.gpus or 1}" if options.mesh is None else options.mesh
+    found = re.findall(r"(fsdp|tp)=(\d{1,9})(?:,|$)", asked)
     mesh = {name: int(size) for name, size in found}
-    if (
-        ",".join(f"{name}={size}" for name, size in found) != options.mesh
-        or len(mesh) < len(found)
-        or 0 in mesh.values()
-    ):
+    if ",".join(f"{name}={size}" for name, size in found) != asked or len(mesh) < len(found) or 0 in mesh.values():
         help = "write how many ranks share what: `fsdp=8,tp=2`; of replicas, name the mesh of one"
         raise problem(SIZES, f"`{options.mesh}` is no mesh", help=help)
     ranks = mesh.get("fsdp", 1) * mesh.get("tp", 1)
+    if ranks > _MOST_RANKS:
+        help = "with replicas, name the ranks that share one copy of the weights"
+        raise problem(SIZES, f"{ranks:,} ranks cannot share the weights; at most {_MOST_RANKS:,} can", help=help)
     if options.gpus not in (None, ranks):
         message = f"a mesh of `{options.mesh}` has {ranks} ranks, and {options.gpus} GPUs are given"
         raise problem(SIZES, message, help="leave `--gpus` out")

@@ -140,9 +140,9 @@ def once_at_most(*names: str) -> None:
 
 def read_graph(name: str) -> Facts:
     """Raises ``PolicyError`` for a file that holds no graph."""
-    from policylang.api.planned_graphs import facts_of
+    from policylang.api.planned_graphs import read_any
 
-    return facts_of(name)
+    return read_any(name)
 
 
 def read_run(name: str) -> dict[str, Any]:

@@ -148,6 +148,7 @@ def test_the_table_says_what_other_sizes_would_bring(policylang):
         ("gpt2.json --seq 8 --mesh dp_replicate=2,fsdp=4", "APL652", "of replicas"),
         ("gpt2.json --seq 8 --mesh fsdp=2,tp=2 --gpus 8", "APL652", "has 4 ranks, and 8 GPUs are given"),
         ("gpt2.json --seq 8 --gpus 0", "APL652", "one GPU at least"),
+        ("gpt2.json --seq 8 --gpus 1000000", "APL652", "at most 16,384 can"),
         (
             "llama.json --seq 8 --mesh tp=3",
             "APL652",

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 from hypothesis import strategies as st
 
 import policylang
@@ -543,3 +544,25 @@ def test_check_says_it_once_for_all_policies_of_a_graph_and_plan_as_well(tmp_pat
     result = policylang.check(policy, graph=graph("cpu", ATTENTION))
     assert [found.code for found in result.diagnostics] == ["APL320"]
     assert (result.errors, result.warnings) == (0, 0)
+
+
+def test_a_graph_is_taken_in_each_form_and_something_else_is_named(tmp_path):
+    model, x, policy = torch.nn.Linear(4, 4), torch.ones(2, 4), policylang.parse("undecided -> save")
+    step = policylang.trace_step(model, lambda model, x: model(x).sum(), x)
+    (written,) = policylang.snapshot(step, tmp_path / "step.graph")
+    for graph in (step, step.gm, policylang.load_snapshot(written), written, [step, written]):
+        assert not policylang.check(policy, graph=graph).diagnostics
+    for graph in (step, policylang.load_snapshot(written)):
+        policylang.watch(model, policy, graph=graph)
+    (found,) = policylang.check(policy, graph=3).diagnostics
+    assert (found.code, found.message) == ("APL356", "a `int` has no graph to take a snapshot of")
+    for call, code, said in (
+        (lambda: policylang.load_snapshot(step), "APL356", "this is a `TracedStep`"),
+        (lambda: policylang.trace_step(torch.sum, model, x), "APL328", "a step is traced of a model, and this is a"),
+        (lambda: policylang.checkpoint_model(step, policy), "APL328", "this is a `TracedStep`"),
+        (lambda: policylang.watch("model", policy), "APL328", "this is a `str`"),
+        (lambda: policylang.check(policy, graph=step, path="jit"), "APL633", "there is no path `jit`"),
+    ):
+        with pytest.raises(policylang.PolicyError, match=said) as caught:
+            call()
+        assert [each.code for each in caught.value.diagnostics] == [code]
