@@ -12,6 +12,7 @@ from attrs import evolve
 from policylang.errors import PolicyGraphError, PolicyMeaningError
 from policylang.graph import snapshot
 from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.stages import NO_CHAIN, joined_stages
 from policylang.graph.textual import GraphBuilder, read_graph
 from policylang.graph.traced_device import kernel_findings
 from policylang.language.devices.profile import DeviceProfile
@@ -39,7 +40,7 @@ _NO_TORCH = "a recorded graph is read with torch; `policylang import` makes a sn
 def read_any(graph: Any) -> Facts:
     """The facts of a graph, or of a file. Raises ``PolicyGraphError`` for anything else, and for a model with several
     graphs."""
-    found = graphs_of(graph)
+    found = facts_of(graph)
     if len(found) > 1:
         message = f"the model has {len(found)} graphs, and one is asked for"
         help = "write them with `policylang.snapshot`, and name the file of the one that decides"
@@ -47,16 +48,62 @@ def read_any(graph: Any) -> Facts:
     return found[0]
 
 
-def graphs_of(graph: Any) -> tuple[Facts, ...]:
-    """The facts of each graph of a file, a graph module, a traced step or a model that is compiled under a policy.
-    Raises ``PolicyGraphError`` for anything else."""
-    if isinstance(graph, Facts):
-        return (graph,)
-    if isinstance(graph, str | bytes | os.PathLike):
-        return (_of_file(graph),)
-    from policylang.api.snapshot import facts_of as graphs_in
+def facts_of(subject: Any) -> tuple[Facts, ...]:
+    """The facts of each graph of a file or an object, in order of compilation; raises as :func:`policylang.snapshot`
+    does."""
+    if isinstance(subject, Facts):
+        return (subject,)
+    if isinstance(subject, str | bytes | os.PathLike):
+        return (_of_file(subject),)
+    if isinstance(subject, list | tuple):
+        stages = [facts_of(each) for each in subject]
+        if (odd := next((number for number, found in enumerate(stages) if len(found) != 1), None)) is not None:
+            message = f"stage {odd} has {counted(len(stages[odd]), 'graph')}, and a stage of a pipeline has one"
+            raise snapshot.graph_error(NO_CHAIN, message, "compile each stage whole, with `fullgraph=True`")
+        return (joined_stages([facts for (facts,) in stages]),)
+    from torch import fx, nn
 
-    return graphs_in(graph)
+    from policylang.backends.path import path_named
+
+    gm = subject if isinstance(subject, nn.Module) else getattr(subject, "gm", subject)  # a traced step has one
+    if isinstance(gm, fx.GraphModule):
+        return (_of_module(gm),)
+    findings = path_named("joint").report(subject)
+    if findings is None:
+        raise nothing(
+            f"a `{type(subject).__name__}` has no graph to take a snapshot of",
+            "pass a graph module, a traced step, a model compiled under a policy, or its backend",
+        )
+    findings = [found for found in findings if not found.report.half]  # no policy is planned on the others
+    if not findings:
+        raise nothing(
+            "no graph was planned yet", "run the compiled model forward with gradients first, then take the snapshot"
+        )
+    findings = list({id(found): found for found in findings}.values())  # blocks that share a graph are one file
+    known = [found.facts for found in findings if found.facts is not None]
+    if len(known) < len(findings):
+        raise nothing(
+            f"{len(findings) - len(known)} of {len(findings)} graphs came from torch's compile cache, where they were "
+            "planned by an earlier process",
+            "set `torch._inductor.config.force_disable_caches = True`, compile once, and take the snapshot then",
+        )
+    return tuple(known)
+
+
+def _of_module(gm: Any) -> Facts:
+    """The graph before planning where a policy acted on it; a forward or backward graph of a partition as it is."""
+    from policylang.backends.records import applied_plan
+    from policylang.graph.collect import collect
+
+    done = applied_plan(gm)
+    if done is not None and done.plan.before.kind is GraphKind.FLAT:
+        return done.plan.before
+    facts = collect(gm)
+    return done.plan.before if done is not None and facts.kind is done.plan.before.kind else facts
+
+
+def nothing(message: str, help: str) -> PolicyGraphError:
+    return PolicyGraphError([diagnose(NOTHING, message, help=help)])
 
 
 def checked_path(path: str | None) -> None:
@@ -108,7 +155,7 @@ def _recorded(path: str | os.PathLike[str]) -> Facts:
     return recorded_facts(path)
 
 
-DEFERRED, SEVERAL, NO_PATH = "APL315", "APL630", "APL633"
+DEFERRED, NOTHING, SEVERAL, NO_PATH = "APL315", "APL356", "APL630", "APL633"
 
 
 def read_graphs(graphs: Sequence[Any]) -> tuple[dict[str, Facts], tuple[Diagnostic, ...]]:
@@ -118,7 +165,7 @@ def read_graphs(graphs: Sequence[Any]) -> tuple[dict[str, Facts], tuple[Diagnost
     for number, graph in enumerate(graphs):
         name = os.fsdecode(graph) if isinstance(graph, str | bytes | os.PathLike) else f"graph {number}"
         try:
-            several = graphs_of(graph)
+            several = facts_of(graph)
         except PolicyGraphError as error:
             problems.extend(each.found_in(name) for each in error.diagnostics)
             continue

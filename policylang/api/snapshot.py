@@ -8,19 +8,16 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from policylang.api.planned_graphs import read_any
+from policylang.api.planned_graphs import facts_of, nothing
 from policylang.errors import PolicyGraphError, PolicyWarning
-from policylang.graph.facts import Facts, GraphKind
-from policylang.graph.snapshot import graph_error, load, write
-from policylang.graph.stages import NO_CHAIN, joined_stages
+from policylang.graph.facts import Facts
+from policylang.graph.snapshot import load, write
 from policylang.graph.traced_device import ATTENTION_IN_MATMULS, kernel_findings, traced_on
 from policylang.language.diagnostics import Diagnostic, diagnose
-from policylang.language.shown import counted
 
 if TYPE_CHECKING:
     from policylang.tracing.target_device import Capability, Device, TargetDevice
 
-NOTHING = "APL356"
 OTHER_DEVICE = "APL614"
 
 
@@ -91,64 +88,5 @@ def load_snapshot(path: str | os.PathLike[str]) -> Facts:
     """Read the facts of a snapshot. Needs no torch. Raises ``PolicyGraphError`` for anything else."""
     if not isinstance(path, str | bytes | os.PathLike):
         message = f"a snapshot is read from its file, and this is a `{type(path).__name__}`"
-        raise _nothing(message, "pass the path that `policylang.snapshot` wrote to")
+        raise nothing(message, "pass the path that `policylang.snapshot` wrote to")
     return load(path)
-
-
-def facts_of(subject: Any) -> tuple[Facts, ...]:
-    """The facts of each graph of an object, in order of compilation; raises as :func:`snapshot` does."""
-    from torch import fx
-
-    from policylang.api.apply import TracedStep
-    from policylang.backends.path import path_named
-
-    if isinstance(subject, Facts):
-        return (subject,)
-    if isinstance(subject, str | os.PathLike):
-        return (read_any(subject),)
-    if isinstance(subject, list | tuple):
-        stages = [facts_of(each) for each in subject]
-        if (odd := next((number for number, found in enumerate(stages) if len(found) != 1), None)) is not None:
-            message = f"stage {odd} has {counted(len(stages[odd]), 'graph')}, and a stage of a pipeline has one"
-            raise graph_error(NO_CHAIN, message, "compile each stage whole, with `fullgraph=True`")
-        return (joined_stages([facts for (facts,) in stages]),)
-    if isinstance(subject, TracedStep):
-        subject = subject.gm
-    if isinstance(subject, fx.GraphModule):
-        return (_of_module(subject),)
-    findings = path_named("joint").report(subject)
-    if findings is None:
-        raise _nothing(
-            f"a `{type(subject).__name__}` has no graph to take a snapshot of",
-            "pass a graph module, a traced step, a model compiled under a policy, or its backend",
-        )
-    findings = [found for found in findings if not found.report.half]  # no policy is planned on the others
-    if not findings:
-        raise _nothing(
-            "no graph was planned yet", "run the compiled model forward with gradients first, then take the snapshot"
-        )
-    findings = list({id(found): found for found in findings}.values())  # blocks that share a graph are one file
-    known = [found.facts for found in findings if found.facts is not None]
-    if len(known) < len(findings):
-        raise _nothing(
-            f"{len(findings) - len(known)} of {len(findings)} graphs came from torch's compile cache, where they were "
-            "planned by an earlier process",
-            "set `torch._inductor.config.force_disable_caches = True`, compile once, and take the snapshot then",
-        )
-    return tuple(known)
-
-
-def _of_module(gm: Any) -> Facts:
-    """The graph before planning where a policy acted on it; a forward or backward graph of a partition as it is."""
-    from policylang.backends.records import applied_plan
-    from policylang.graph.collect import collect
-
-    done = applied_plan(gm)
-    if done is not None and done.plan.before.kind is GraphKind.FLAT:
-        return done.plan.before
-    facts = collect(gm)
-    return done.plan.before if done is not None and facts.kind is done.plan.before.kind else facts
-
-
-def _nothing(message: str, help: str) -> PolicyGraphError:
-    return PolicyGraphError([diagnose(NOTHING, message, help=help)])

@@ -169,11 +169,13 @@ def held_and_rerun(
         if runs or (row in checkpoints.unchanged and roots[row] not in saved):
             again.append(row)
             continue
-        # no size, no operator whose pieces are separate nodes, and none that returns outer memory that it wrote to
+        # no size, no operator whose pieces are separate nodes or that returns nothing (a check), and none that returns
+        # outer memory that it wrote to
         flags = facts.flags[row]
         is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
         is_foreign = flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES or flags & Flag.SYMBOLIC
-        if facts.ops[roots[row]] == "call_function" and not is_tuple and not is_foreign:
+        has_value = facts.ops[roots[row]] == "call_function" and (facts.bytes[row] or facts.dtypes[row])
+        if has_value and not is_tuple and not is_foreign:
             saved.add(row)
     saved.update(row for row in checkpoints.crossing or () if moves(decisions[inner.get(row, row)]))
     moved = {row for row in saved if offloads(decisions[inner.get(row, row)])}

@@ -52,6 +52,8 @@ class Setting:
     reshard: str = "default"
     precision: str = "float32"
     """What parameters are gathered in."""
+    experts: int = 1
+    """How many ranks share out the experts of a layer."""
     disabled: tuple[str, ...] = ()
     """Passes of the graph trainer that do not run."""
     pipeline: str = ""
@@ -160,6 +162,7 @@ def configured(setting: Setting) -> Any:
         if setting.trainer == "graph":
             _leave_places_for_meshes()
     parallelism.fsdp_reshard_after_forward = setting.reshard
+    parallelism.expert_parallel_degree = setting.experts
     parallelism.spmd_backend = "partial_dtensor"  # the other one's collectives have no CPU implementation
     config.tokenizer, config.dataloader = NoTokenizer(), RandomTokens()
     config.validator.enable = config.checkpoint.enable = False

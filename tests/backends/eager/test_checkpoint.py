@@ -534,3 +534,20 @@ def test_memory_beyond_what_is_planned_is_in_the_report() -> None:
     report = policylang.report(block)
     assert not report.audit.agrees
     assert "holds 256 bytes, and the plan has 128" in str(report)
+
+
+def test_a_check_without_a_result_is_not_held():
+    """TorchTitan's experts check on the device that sizes are multiples."""
+
+    def checked(x: Tensor) -> Tensor:
+        torch._assert_async((x >= 0).all(), "negative")
+        return x.sin()
+
+    model = policylang.checkpoint_model(
+        models.Layers(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), Function(checked)), end=torch.sum),
+        policylang.parse("save everything in block"),
+    )
+    model(torch.ones(2, 4)).backward()
+    report = policylang.report(model)
+    assert report.audit.agrees
+    assert not any("assert" in name for name in report.saved.names)
