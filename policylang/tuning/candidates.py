@@ -15,6 +15,7 @@ import numpy as np
 
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts
+from policylang.language.files import bundled_policies
 from policylang.language.globs import PathGlob
 from policylang.planning.decisions.decide import routing_owners
 from policylang.simulation.node_times import operator_name
@@ -25,6 +26,8 @@ from policylang.tuning.evaluation import Besides
 from policylang.tuning.phrases import Option, ValueClasses, Vocabulary
 from policylang.tuning.program import whole_classes
 
+_KEPT, _RECOMPUTED = ("matmul", "attention"), ("pointwise", "add or mul")
+"""What people keep of a block, and what they recompute of one that keeps all else."""
 _LEAST = 0.1
 """The share of the forward's values that a stack has at least."""
 
@@ -109,28 +112,38 @@ def patterns_of(choices: Choices, classes: ValueClasses, count: int, *, moved: S
     ]
 
 
-def of_products(classes: ValueClasses, inside: Vocabulary) -> Pattern:
-    """Blocks keep their outputs and the results of their products: what runs again beside a peak is small, which the
-    bytes kept do not tell, and the integer program knows no peak."""
-    kept = {*classes.crossing, *inside.of_selector("matmul")}
-    return tuple(
-        int(Option.SAVE if number in kept or (inside.numbers and not each.inside) else Option.RECOMPUTE)
-        for number, each in enumerate(classes.all)
-    )
+def patterns_by_hand(facts: Facts, classes: ValueClasses, inside: Vocabulary) -> Iterator[Pattern]:
+    """Blocks that keep their outputs and some results, such as those of their products, or all but what is cheap: what
+    runs again beside a peak is small, which the bytes kept do not tell, and the integer program knows no peak."""
+    every = frozenset(range(len(classes)))
+    within = every.intersection(inside.numbers) or every
+    always = {*(every - within), *classes.crossing, *(classes.of[owner] for owner in routing_owners(facts))}
+    some = [*map(frozenset, map(inside.of_selector, _KEPT))]
+    cheap = [*map(frozenset, map(inside.of_selector, _RECOMPUTED))]
+    for kept in dict.fromkeys((*some, frozenset[int]().union(*some), *(within - each for each in cheap))):
+        yield tuple(int(Option.SAVE if n in kept or n in always else Option.RECOMPUTE) for n in range(len(classes)))
 
 
-def texts_by_hand(facts: Facts, blocks: int) -> Iterator[str]:
+def texts_by_hand(facts: Facts, blocks: int, head: str) -> Iterator[str]:
     """Candidates beyond patterns of blocks that save their outputs: every block or every second one recomputed from
     what comes before and its attention's or products' results, stages at the fewest bytes alive. What steers others,
-    such as a router's choice, is saved anyway, and named, so that there is nothing to be said against the text."""
+    such as a router's choice, is saved anyway, and named, so that there is nothing to be said against the text.
+    ``head``: the statement that names the blocks."""
     routed = dict.fromkeys(operator_name(facts.targets[row]) for row in routing_owners(facts))
     kept, also = "\nsave attention in block", "".join(f"save {name}\n" for name in routed)
     for place in (
         ("block", "every 2nd block", f"block{kept}", f"block{kept}\nsave matmul in block") if blocks > 1 else ()
     ):
-        yield f"recompute everything in {place}\n{also}undecided -> save\n"
+        yield f"{head}recompute everything in {place}\n{also}undecided -> save\n"
     for size in ("2 GiB", "1 GiB", "4 GiB", "512 MiB", "256 MiB", "8 GiB", "128 MiB", "64 MiB", "16 GiB"):
-        yield f"recompute everything\nsave everything where crosses cut per {size}\n{also}"
+        yield f"{head}recompute everything\nsave everything where crosses cut per {size}\n{also}"
+
+
+def bundled_texts() -> Iterator[tuple[str, ...]]:
+    """The policies that come along, by policy as it is and with what it leaves open saved, or recomputed."""
+    for each in bundled_policies():
+        include = f"include <{each.name}>\n"
+        yield include, f"{include}undecided -> save\n", f"{include}undecided -> recompute\n"
 
 
 _MOVED = (2, 4)

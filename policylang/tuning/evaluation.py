@@ -190,8 +190,11 @@ class Evaluation:
         made = plan(loaded.policy, self.facts, self.capabilities, device=self.times.device if self.ordered else None)
         copies = loaded.policy.offloads or self.ordered
         said = [each for each in made.diagnostics if not (copies and each.code == refusals.STAYS_ON_DEVICE)]
-        noted = self.ordered
-        return [each for each in (*loaded.diagnostics, *said) if not (noted and each.severity is Severity.NOTE)] or made
+        return [
+            each
+            for each in (*loaded.diagnostics, *said)
+            if each.severity is not Severity.NOTE or not (self.ordered or is_included(each, text))
+        ] or made
 
     def of(self, text: str) -> Candidate | None:
         """The candidate of a text, in canonical form; None if it has a diagnostic, or leaves a value to PyTorch's
@@ -223,7 +226,8 @@ class Evaluation:
             if self.ordered:
                 return None
             lines = formatted.splitlines(keepends=True)
-            changes_nothing = {each.span.line - 1 for each in made if each.span is not None and each.code in IDLE}
+            own = (each for each in made if each.code in IDLE and not is_included(each, formatted))
+            changes_nothing = {each.span.line - 1 for each in own if each.span is not None}
             kept = "".join(line for at, line in enumerate(lines) if at not in changes_nothing)
             return self.of(kept) if changes_nothing else None
         needs = saved_and_recomputed(made)
@@ -235,11 +239,16 @@ class Evaluation:
             self.plans[formatted] = made
             found, took = candidate_of(formatted, made, needs, made.times), made.step_time
             return evolve(found, peak=made.peak.bytes, peak_at=made.peak.at, step=took.step, exposed=took.exposed)
-        idle = _idle_line(formatted, made, needs)
+        idle = None if formatted.startswith("include") else _idle_line(formatted, made, needs)
         if idle is not None:
             lines = formatted.splitlines(keepends=True)
             return self.of("".join(lines[:idle] + lines[idle + 1 :]))
         return candidate_of(formatted, made, needs, self.times)
+
+
+def is_included(each: Diagnostic, text: str) -> bool:
+    """It is about a line of another file than this text."""
+    return each.span is not None and each.span.source.text != text
 
 
 def edited(facts: Facts, lines: str, capabilities: Capabilities) -> Facts:

@@ -19,8 +19,9 @@ from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.candidates import (
     Candidates,
     Pattern,
+    bundled_texts,
     host_patterns,
-    of_products,
+    patterns_by_hand,
     patterns_of,
     stacks,
     texts_by_hand,
@@ -125,7 +126,7 @@ class Tuner:
         if by_peak:  # of blocks that need not save their outputs, in all of them alone
             best += patterns_of(self.choices(()), classes, 0)
         found = [tuple(int(Option.SAVE) for _ in classes.all), *best]
-        found += [of_products(classes, self.inside)] if by_peak else []
+        found += patterns_by_hand(self.facts, classes, self.inside) if by_peak else ()
         if self.capabilities.block_by_block:
             saved = int(Option.SAVE)
             found = [
@@ -150,11 +151,19 @@ class Tuner:
     @property
     def _others(self) -> tuple[Candidate, ...]:
         """Candidates that are planned in any case: as many as the size of the graph leaves time for."""
-        before = "override " if self.override else ""
-        texts = islice(texts_by_hand(self.facts, self.blocks), _OTHERS // max(len(self.facts), 1))
-        lines = ([line if "->" in line else before + line for line in text.splitlines(True)] for text in texts)
-        found = (self.evaluation.of(self.head + "".join(each)) for each in lines)
+        before, found = "override " if self.override else "", []
+        for text in islice(texts_by_hand(self.facts, self.blocks, self.head), _OTHERS // max(len(self.facts), 1)):
+            lines = text.splitlines(keepends=True)
+            said = (line if "->" in line or line == self.head else before + line for line in lines)
+            found.append(self.evaluation.of("".join(said)))
         return tuple(each for each in found if each is not None)
+
+    def _plan_bundled(self) -> None:
+        """Plan the policies that come along: none of them that fits beats what is chosen."""
+        for alone, *rests in bundled_texts():
+            if self.evaluation.of(alone) is None:
+                for text in rests:
+                    self.evaluation.of(text)
 
     def tuned(self, budget: Budget, *, table: bool = False, detail: Detail = "all") -> Tuned | Infeasible:
         """The fastest candidate within a budget of memory, or the smallest within one of time: no candidate planned
@@ -170,6 +179,8 @@ class Tuner:
             for step in range(_ROWS):
                 self._at(budget, low + (high - low) * step / (_ROWS - 1))
         first = self._picked(budget) or self.smallest(budget)
+        if first is not self.save_all:
+            self._plan_bundled()
         while True:
             chosen, known = self._unbeaten(budget, first), len(self._evaluated)
             if chosen is None:
@@ -199,6 +210,8 @@ class Tuner:
     def _without_idle_lines(self, chosen: Candidate, budget: Budget) -> Candidate:
         """Fewer lines within the budget: without those that decide little memory and without which the step takes no
         longer, or hardly. The last line first: a line may need the ones above it."""
+        if chosen.rules.startswith("include"):
+            return chosen
         lines, made = chosen.rules.splitlines(keepends=True), self.evaluation.planned(chosen.rules)
         rules = [line for line in lines if "->" not in line and not line.startswith("blocks ")]
         found, least, facts = chosen, _NOTICED * chosen.peak, self.facts

@@ -35,6 +35,7 @@ from policylang.tuning.evaluation import (
     Infeasible,
     Tuned,
     edited,
+    is_included,
 )
 from policylang.tuning.tuned_policy import at_most
 from policylang.tuning.tuner import Detail, Tuner, undominated
@@ -208,7 +209,7 @@ class Variants:
         made = self._whole.plans[each.rules]
         found: dict[int, set[str]] = {}
         for said in (*slowing_edits(made, self.capabilities), *costly_rules(made, self.capabilities)):
-            if said.severity is not Severity.NOTE and said.span is not None:
+            if said.severity is not Severity.NOTE and said.span is not None and not is_included(said, each.rules):
                 found.setdefault(said.span.line, set()).add(said.code)
         return found
 
