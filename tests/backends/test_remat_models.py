@@ -179,12 +179,15 @@ def test_metadata_of_other_passes_stays() -> None:
     assert copies > 50
 
 
-def test_copies_do_not_share_annotations_with_what_they_copy() -> None:
+def test_copies_share_no_annotations_and_the_code_that_is_shown_is_that_of_the_changed_graph() -> None:
     flat = traced("mlp").fresh()
+    assert "_recomputed" not in flat.gm.code
     policylang.apply(flat.gm, policylang.parse("recompute everything"))
     customs = [node.meta["custom"] for node in flat.gm.graph.nodes if "custom" in node.meta]
     written = [custom for custom in customs if "policylang_recomputed" in custom]
     assert len({id(custom) for custom in written}) == len(written)
+    assert "_recomputed" in flat.gm.code
+    assert "_recomputed" in str(flat.gm)
 
 
 def test_a_second_policy_is_refused() -> None:
@@ -228,14 +231,6 @@ def test_hooks_run_once_on_the_first_call() -> None:
     flat.run()
     flat.run()
     assert seen == ["before", "after"] * 2
-
-
-def test_the_code_that_is_shown_is_that_of_the_changed_graph() -> None:
-    flat = traced("mlp").fresh()
-    assert "_recomputed" not in flat.gm.code
-    policylang.apply(flat.gm, policylang.parse("recompute everything"))
-    assert "_recomputed" in flat.gm.code
-    assert "_recomputed" in str(flat.gm)
 
 
 DEVICE = """\

@@ -197,10 +197,14 @@ def policy(folder: Path, text: str) -> str:
     return "p.apl"
 
 
-def test_a_policy_that_fits(policylang, folder):
+def test_a_policy_that_fits_and_one_that_does_if_warnings_are_allowed(policylang, folder):
     path = policy(folder, "blocks layers.*\nrecompute everything\nsave mm\nexpect saved <= 512 B\n")
     held = "line     expectation            found\np.apl:4  saved <= 512 B  holds  512 B\n\n"
     assert policylang("check", path, "--graph", "sin.graph") == (0, f"{held}checked 1 file on 1 graph: clean\n", "")
+    exception = policy(folder, "recompute everything\nsave mm\nrecompute mm in layers.0\n")
+    assert "clean" in policylang("check", exception, "--graph", "sin.graph").out, "an exception is no conflict"
+    path = policy(folder, "save mm\nrecompute everything\n")
+    assert policylang("check", path, "--graph", "sin.graph", "--deny", "warnings").code == 1
 
 
 @pytest.mark.parametrize(
@@ -234,16 +238,6 @@ def test_a_name_that_people_use_is_told_once(policylang, folder):
     outcome = policylang("check", path, "--graph", "sin.graph")
     assert "APL150" not in outcome.out
     assert "linear: 0 nodes; it is traced as `mm` (2 nodes) here" in outcome.out
-
-
-def test_an_exception_is_no_conflict(policylang, folder):
-    path = policy(folder, "recompute everything\nsave mm\nrecompute mm in layers.0\n")
-    assert "clean" in policylang("check", path, "--graph", "sin.graph").out
-
-
-def test_warnings_of_a_graph_are_denied_too(policylang, folder):
-    path = policy(folder, "save mm\nrecompute everything\n")
-    assert policylang("check", path, "--graph", "sin.graph", "--deny", "warnings").code == 1
 
 
 def test_several_graphs_each_say_which_they_are(policylang, folder):

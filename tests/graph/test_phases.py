@@ -362,15 +362,12 @@ def test_a_counter_and_a_cache_are_read_before_they_are_written() -> None:
     assert not any(facts.has(row, Flag.READS_MUTATED) for row in facts.by_target["aten.addmm.default"])
 
 
-def test_batch_norm_in_training_may_run_again_and_its_counter_may_not() -> None:
+def test_what_reads_a_buffer_that_is_written_is_the_counter_of_a_batch_norm_alone() -> None:
     facts = facts_of_model("resnet")
     norms = facts.by_target["aten._native_batch_norm_legit_functional.default"]
     assert len(norms) == 4
     assert not any(facts.has(row, Flag.READS_MUTATED) for row in norms)
     assert len(marked(facts, Flag.READS_MUTATED)) == 4  # num_batches_tracked + 1, once a norm
-
-
-def test_models_without_buffers_read_nothing_that_is_written() -> None:
     for name in ("mlp", "llama", "aliased_output"):
         assert marked(facts_of_model(name), Flag.READS_MUTATED) == set()
 

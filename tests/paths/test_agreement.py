@@ -309,16 +309,13 @@ def test_the_caller_keeps_threads_and_random_numbers() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_a_factory_that_hands_out_one_model() -> None:
+def test_a_factory_that_hands_out_one_model_and_a_path_there_is_not() -> None:
     factory, loss_fn, batch = setup("mlp")
     model = factory()
     with pytest.raises(ValueError, match="one model over and over"):
         agree(lambda: model, loss_fn, batch, policylang.parse("save everything"), paths=["flat"])
-
-
-def test_a_path_there_is_not() -> None:
     with pytest.raises(ValueError, match="there is no path `jit`: there are eager, joint, flat"):
-        agree(*setup("mlp"), policylang.parse("save everything"), paths=["jit"])
+        agree(factory, loss_fn, batch, policylang.parse("save everything"), paths=["jit"])
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
@@ -340,9 +337,6 @@ def test_a_graph_of_every_kind_has_a_path() -> None:
         GraphKind.FORWARD: "half",
         GraphKind.BACKWARD: "half",
     }
-
-
-def test_what_a_snapshot_is_planned_for() -> None:
     found = {kind: capabilities.capabilities_for(kind).name for kind in GraphKind}
     assert found.pop(GraphKind.FLAT) == "a flat graph"
     assert set(found.values()) == {"the joint-graph partitioner"}

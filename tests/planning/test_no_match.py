@@ -207,18 +207,12 @@ def test_without_blocks_all_that_needs_them_is_one_error(blocks: str) -> None:
     assert [each.span.text for each in error.related if each.span is not None][1] == "first mm per block"
 
 
-def test_a_rule_that_would_match_nothing_in_a_block_either_keeps_its_error() -> None:
+def test_an_error_of_blocks_is_one_where_they_are_named_or_would_help_a_rule() -> None:
     cause, own = errors(f"{NAMED}recompute everything in block\nsave bmm in block")
     assert (cause.code, len(cause.related)) == ("APL302", 1)
     assert (own.code, own.details[0]) == ("APL301", "bmm: 0 nodes")
-
-
-def test_blocks_that_nothing_needs_are_still_an_error_where_they_are_named() -> None:
-    (error,) = errors(f"{NAMED}recompute everything")
-    assert (error.code, error.related) == ("APL302", ())
-
-
-def test_without_a_rule_that_they_would_help_no_blocks_are_no_error() -> None:
+    (named,) = errors(f"{NAMED}recompute everything")
+    assert (named.code, named.related) == ("APL302", ())
     (error,) = errors("recompute everything\nsave bmm in block")
     assert error.code == "APL301"
 

@@ -132,22 +132,19 @@ def test_no_gathered_weight_is_saved() -> None:
     assert not {name for name in saved & followers if name.startswith(("permute", "view", "getitem", "wait"))}
 
 
-def test_the_models_own_checkpoint_keeps_its_tags_and_is_counted() -> None:
+def test_the_models_own_checkpoint_keeps_its_tags_unless_overridden_and_is_counted() -> None:
     made = planned(tagged=True)
     outcome = made.rules[-1]
     assert (len(outcome.matched), len(outcome.decided), outcome.kept_by_user) == (1_933, 10, 1_923)
     assert all(rule.decided == () for rule in made.rules[:-1])
     warned = [found.message for found in made.diagnostics]
     assert f"`recompute everything in block` decides nothing: {own_checkpoint(5_859)}" in warned
+    made = planned(f"include <llama3_sac>\noverride {FSDP}", tagged=True)
+    assert len(made.rules[-1].decided) == 1_933
 
 
 def own_checkpoint(nodes: int) -> str:
     return f"the model's own checkpoint has tagged all {nodes:,} nodes it matches"
-
-
-def test_override_takes_the_gathers_from_the_models_own_checkpoint() -> None:
-    made = planned(f"include <llama3_sac>\noverride {FSDP}", tagged=True)
-    assert len(made.rules[-1].decided) == 1_933
 
 
 def test_an_expectation_holds_at_the_figure_and_fails_a_byte_below() -> None:

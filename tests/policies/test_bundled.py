@@ -199,7 +199,7 @@ def by_text(report, text: str):
     return rule
 
 
-def test_llama3_sac_decides_what_its_comment_says():
+def test_llama3_sac_full_and_save_all_decide_what_their_comments_say():
     """Two layers of Llama: per layer q, k, v, o, gate, up and down, one attention, two residual sums."""
     report = report_on("llama3_sac", "llama")
     assert by_text(report, "save matmul in block").matched == 14
@@ -209,18 +209,10 @@ def test_llama3_sac_decides_what_its_comment_says():
     assert (residual.matched, residual.decided) == (2, 2)
     shape = 2 * 8 * 32 * 4  # batch, length, hidden, float32
     assert residual.saved_bytes == 2 * shape
-
-
-def test_full_keeps_one_hidden_state_a_block():
-    report = report_on("torchtitan_full", "llama")
-    boundary = by_text(report, "save everything in block where crosses block")
-    assert boundary.saved_bytes == 2 * (2 * 8 * 32 * 4)
-
-
-def test_save_all_recomputes_nothing():
-    report = report_on("save_all", "llama")
-    assert len(report.recomputed) == 0
-    assert report.undecided == 0
+    full = by_text(report_on("torchtitan_full", "llama"), "save everything in block where crosses block")
+    assert full.saved_bytes == 2 * shape, "one hidden state a block"
+    everything = report_on("save_all", "llama")
+    assert (len(everything.recomputed), everything.undecided) == (0, 0)
 
 
 def test_policies_keep_less_the_more_they_recompute():
@@ -243,11 +235,8 @@ def test_every_rule_of_the_bundled_policies_is_exercised():
     result = run_files([str(TESTS)], cover=[str(ALL_POLICIES)])
     assert result.found.diagnostics == (), render_text(result.found.diagnostics)
     assert result.rules >= RULES
-
-
-def test_a_rule_that_nothing_exercises_is_missed():
     rules, missed = Coverage().of([str(ALL_POLICIES)])
-    assert {each.code for each in missed} == {"APL514"}
+    assert {each.code for each in missed} == {"APL514"}, "a rule that nothing exercises is missed"
     assert len(missed) == rules >= RULES
 
 
