@@ -48,6 +48,8 @@ _NOTICED = 1e-4
 """The share of the peak, of the step and of the forward's time below which a line changes nothing that counts."""
 _MAY_BE_IDLE = 0.01
 """The share of the peak above which no line is tried: much of what it decides may be needed by nobody."""
+_MISSES = 4
+"""So many candidates of hardly differing composed bytes are planned without one that takes less than the best."""
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
@@ -297,13 +299,18 @@ class Tuner:
         memory = chosen.memory
         known = (each for each in (self.save_all, *self._others) if each is not None and each.price <= limit)
         best = min(known, key=lambda each: self.memory(each, budget), default=None)
+        tied, misses = 0.0, 0
         for at in chosen.by_memory:
             least = inf if best is None else self.memory(best, budget)
             if memory[at] + chosen.slack >= least:
                 break
-            made = self._candidate(chosen, at) if chosen.seconds[at] <= limit else None
-            if made is not None and made.price <= limit and self.memory(made, budget) < least:
-                best = made
+            if memory[at] > tied:
+                tied, misses = (1 + _NOTICED) * memory[at], 0
+            worth = misses < _MISSES and chosen.seconds[at] <= limit
+            made = self._candidate(chosen, at) if worth else None
+            if made is not None and made.price <= limit:
+                misses += self.memory(made, budget) >= least
+                best = made if self.memory(made, budget) < least else best
         return best
 
     def _candidate(self, chosen: Candidates, at: int) -> Candidate | None:
