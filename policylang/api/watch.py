@@ -239,10 +239,12 @@ class WatchedRun:
         begun: list[Any] = []
 
         def before(_module: nn.Module, _given: Any) -> None:
-            begun.append(self._mark())
+            if not torch.compiler.is_compiling():  # where Dynamo follows it, a clock would break the graph
+                begun.append(self._mark())
 
         def after(_module: nn.Module, _given: Any, _made: Any) -> None:
-            self._marks.append((f"block {path}", begun.pop(), self._mark()))
+            if not torch.compiler.is_compiling():
+                self._marks.append((f"block {path}", begun.pop(), self._mark()))
 
         return module.register_forward_pre_hook(before), module.register_forward_hook(after)
 

@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils import _python_dispatch, weak
 from torch.utils._pytree import tree_leaves
 
-from policylang.torch_compat.tracing import checkpoint_generator
+from policylang.torch_compat.tracing import checkpoint_generator, take_apart
 
 WeakTensorKeyDictionary: type[Any] = weak.WeakTensorKeyDictionary
 """By tensor, as an object. A plain weak reference dies with the Python object of a tensor that C++ keeps."""
@@ -72,8 +72,9 @@ def detached(value: Any) -> Any:
 
 
 def watching_results(watch: Callable[[torch.Tensor], None]) -> AbstractContextManager[object]:
-    """A context in which ``watch`` sees every tensor that an operator returns, in compiled code too. Inductor's kernels
-    are no operators: under that inner compiler only what it leaves to aten is seen."""
+    """A context in which ``watch`` sees each tensor that an operator returns, in compiled code too; of a result that is
+    still awaited the tensor inside. Inductor's kernels are no operators: under that inner compiler only what it leaves
+    to aten is seen."""
 
     class Watching(DispatchMode):
         @classmethod
@@ -82,9 +83,8 @@ def watching_results(watch: Callable[[torch.Tensor], None]) -> AbstractContextMa
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, torch.Tensor):
-                    watch(leaf)
+            for leaf in take_apart([each for each in tree_leaves(result) if isinstance(each, torch.Tensor)])[0]:
+                watch(leaf)
             return result
 
     return Watching()

@@ -113,6 +113,31 @@ def test_an_error_within_a_step_leaves_nothing(trained):
     assert not Path("run.json").exists()
 
 
+def test_a_model_that_is_compiled_while_it_is_watched_stays_one_graph(trained):
+    model, x = trained
+    compiled = torch.compile(
+        policylang.checkpoint_model(model, None), backend=policylang.backend("recipe.apl", inner="aot_eager")
+    )
+    with policylang.watch(compiled, "recipe.apl", path="joint") as run:
+        compiled(x).backward()
+    assert not policylang.report(compiled).graphs  # as of several
+    assert run.data["measured"]["graph_bytes"] == pytest.approx(run.data["planned"]["peak_bytes"], rel=0.05)
+    assert run.data["measured"]["blocks"] == []
+
+
+def test_one_training_is_watched_at_a_time(trained):
+    model, x = trained
+    with policylang.watch(model, "recipe.apl") as first:
+        with pytest.raises(policylang.PolicyError, match=r"APL661.*watched already"):
+            policylang.watch(model, "recipe.apl").__enter__()
+        model(x).backward()
+    assert first.data["steps"] == 1
+    with torch.profiler.profile(), pytest.raises(policylang.PolicyError, match=r"APL661.*profiled already"):
+        policylang.watch(model, "recipe.apl").__enter__()
+    with policylang.watch(model, "recipe.apl"):
+        model(x).backward()
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}', '{"version": 9, "measured": {}}'])
 def test_what_is_no_run_is_told(trained, capsys, text):
     Path("run.json").write_text(text)

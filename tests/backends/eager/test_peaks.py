@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed._functional_collectives as functional
 import transformers
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from policylang.planning.capabilities import EAGER
 from policylang.planning.planner import plan
 from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import node_times
+from policylang.torch_compat.distributed import pretended_ranks
 from policylang.tuning.evaluation import Budget
 from policylang.tuning.tuner import Tuner
 from tests.support import models
@@ -140,3 +142,20 @@ def test_a_tuned_policy_keeps_its_budget(name: str, shares: tuple[float, ...]) -
         found = tuner.tuned(budget)
         assert found.chosen.peak <= budget.limit
         assert_close(name, found.chosen.rules)
+
+
+class Reduced(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return functional.all_reduce(x, "sum", torch.distributed.group.WORLD)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def test_a_result_that_is_still_awaited_counts_as_its_memory():
+    weight = torch.randn(64, 64, requires_grad=True)
+    with pretended_ranks(2):
+        found = step_memory(lambda: (Reduced.apply(weight @ weight).sin() @ weight).sum(), [weight], CPU)
+    assert found.saved == 2 * weight.nbytes
