@@ -165,11 +165,6 @@ def test_what_is_not_there(policylang, graph, asked, said):
     assert said in outcome.err
 
 
-def test_blocks_as_a_policy_says_them(policylang, graph):
-    found = json.loads(policylang("show", graph, "--blocks", "model.*", "--output-format", "json").out)
-    assert [each["name"] for each in found["blocks"]] == ["model.layers", "model.norm", None]
-
-
 @pytest.mark.parametrize("command", ["show", "plan", "check", "explain", "diff"])
 def test_a_graph_in_every_form(policylang, tmp_path, command):
     """A snapshot, a recorded graph and a graph as text: what one command reads, all do."""
@@ -209,7 +204,9 @@ def test_an_empty_graph(policylang, tmp_path):
     assert found["nodes"] == []
 
 
-def test_a_region_is_no_layer(policylang, tmp_path):
+def test_blocks_as_a_policy_says_them_and_a_region_is_no_layer(policylang, tmp_path, graph):
+    found = json.loads(policylang("show", graph, "--blocks", "model.*", "--output-format", "json").out)
+    assert [each["name"] for each in found["blocks"]] == ["model.layers", "model.norm", None]
     write(facts_of(GRAPH.replace("shape=16x16", "region=3 shape=16x16")), tmp_path / "r.graph")
     out = policylang("show", str(tmp_path / "r.graph")).out
     assert "1 block (the model's own checkpoint regions)" in out
