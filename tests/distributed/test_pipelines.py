@@ -26,6 +26,7 @@ from policylang.torch_compat.distributed import SCHEDULES as CLASSES
 from policylang.torch_compat.distributed import STAGES_A_RANK
 from policylang.torch_compat.eager import watching_results
 from tests.support.ranks import run_ranks
+from tests.support.versions import VERSION
 
 POLICIES = [
     "recompute everything in block",
@@ -37,7 +38,9 @@ POLICIES = [
 ]
 IN_ONE = ["ScheduleGPipe", "Schedule1F1B"]
 LOOPED = ["ScheduleInterleaved1F1B", "ScheduleLoopedBFS"]
-SPLIT = ["ScheduleInterleavedZeroBubble", "ScheduleZBVZeroBubble", "ScheduleDualPipeV"]
+IN_A_V = ["ScheduleZBVZeroBubble", "ScheduleDualPipeV"] if VERSION >= (2, 12) else []
+"""Torch 2.11 has such a rank send to itself, which gloo does not do, with or without a policy."""
+SPLIT = ["ScheduleInterleavedZeroBubble", *IN_A_V]
 """Their backward is split in two: for the inputs of a stage, and for its weights."""
 WIDTH = 8
 LAYERS = [2, 0, 1, 3, 1, 0, 2, 1]
@@ -73,7 +76,7 @@ def trained(rank: int, ranks: int, name: str, text: str, compiled: bool) -> list
     count = ranks * (2 if several else 1)
     torch.manual_seed(0)
     chunks = [Stage(LAYERS[number]) for number in range(count)]
-    in_a_v = name in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+    in_a_v = name in IN_A_V
     own = [rank, count - 1 - rank] if in_a_v else list(range(rank, count, ranks))
     policy = policylang.parse(f"blocks layers.*; {text}")
     backend = policylang.backend(policy, inner="aot_eager") if text else "aot_eager"
@@ -110,7 +113,7 @@ def check(rank: int, ranks: int, names: list[str], policies: list[str], compiled
 
 
 def test_schedules_give_the_bits_of_no_policy() -> None:
-    run_ranks(check, 2, 2, [*IN_ONE, "ScheduleInterleavedZeroBubble", "ScheduleDualPipeV"], POLICIES[1:2], False)
+    run_ranks(check, 2, 2, [*IN_ONE, SPLIT[0], *IN_A_V[1:]], POLICIES[1:2], False)
 
 
 @pytest.mark.slow
