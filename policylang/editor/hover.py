@@ -92,6 +92,8 @@ def _sense(words: Sequence[Lexeme], at: int) -> tuple[str, Sense] | None:
         return ("peak per stage", "figure") if before == "PER" else (str(word), "place")
     if word.type == "PER" and before == "CUT":
         return "crosses cut", "predicate"
+    if word.type == "PER" and after == "STAGE":
+        return "peak per stage", "figure"
     if word.type in ("SAVED", "OFFLOADED") and _text(words, at - 1) == "recorded":
         return f"recorded {word}", "predicate"
     if word.type in ("SAVED", "RECOMPUTED"):

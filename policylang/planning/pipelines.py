@@ -85,6 +85,8 @@ class StageCosts:
     """Of what is saved, what that part alone reads before any gradient of a weight: a loss, mostly."""
     weights_peak: int = 0
     """Of that part, with what is saved: what is recomputed for it, and the largest gradient."""
+    first_weights_peak: int = 0
+    """The same where all gradients of parameters stay."""
     sent: tuple[int, int] = (0, 0)
     """What a microbatch sends in the forward, and in the backward."""
     gradients: int = 0
@@ -192,7 +194,7 @@ def stage_costs(
     if pipeline is None or not pipeline.order or unfit(pipeline, facts, blocks) is not None:
         return None
     stages = stages_of(facts, blocks, pipeline)
-    found = _Cut(facts, schedule, times, stages.of, pipeline).stages
+    found = _Cut(facts, schedule, times, stages.of, blocks.block_of, pipeline).stages
     for each, span in zip(found, pairwise((*stages.firsts, len(blocks.names))), strict=True):
         each.blocks = span
     return found
@@ -239,7 +241,8 @@ def rank_peak(
             without = live - stage.saved + released * (kind == "W")
             top = stage.backward_peak if at in began else stage.first_backward_peak
             if kind in "IW" and not is_first:
-                top = stage.inputs_peak if kind == "I" else stage.weights_peak
+                weights = stage.weights_peak if at in began else stage.first_weights_peak
+                top = stage.inputs_peak if kind == "I" else weights
             peak = max(peak, without + top)
         if kind != "I" and at not in began:
             began.add(at)
@@ -298,9 +301,11 @@ class _Cut:
         schedule: Schedule,
         times: NodeTimes | None,
         stage_of: Sequence[int],
+        block_of: Sequence[int],
         pipeline: Pipeline,
     ) -> None:
         self.facts, self.schedule, self.times, self.stage_of = facts, schedule, times, stage_of
+        self.block_of = block_of
         self.count = pipeline.stages
         self.rank_of = {stage: rank for rank, actions in enumerate(pipeline.order) for _, stage, _ in actions}
 
@@ -345,7 +350,7 @@ class _Cut:
         found = [StageCosts() for _ in range(self.count)]
         starts = [bisect_right(steps, self.backward - 1) for steps in self.steps]
         changes = [[0] * (len(steps) + 2) for steps in self.steps]
-        kept, again, inputs_part = ([[0] * (len(steps) + 2) for steps in self.steps] for _ in range(3))
+        kept, again, read, inputs_part = ([[0] * (len(steps) + 2) for steps in self.steps] for _ in range(4))
         largest, waiting = [0] * self.count, self._waiting
 
         def holds(stage: int, size: int, first: int, last: int) -> None:
@@ -391,13 +396,16 @@ class _Cut:
                 holds(stage, size, first, end)  # until its backward, with what autograd has of it
             else:
                 holds(stage, size, first, max(first, min(end, bisect_right(own, last) - 1)))
-            if begun < self.backward and row not in self._read_behind:
-                is_output = row in self._output
+            if begun < self.backward:
+                is_output, behind = row in self._output, row in self._read_behind
                 of_loss = stage == self.count - 1 and (is_output or not self.facts.modules[row])
-                if of_loss and (is_output or freed > start):
-                    found[stage].released += size
-                elif freed > start and row in self._read_again and not others:
-                    again[stage][bisect_right(own, self._read_again[row])] -= size
+                if of_loss:
+                    found[stage].released += size if not behind and (is_output or freed > start) else 0
+                elif freed > start and not others:
+                    if not behind and row in self._read_again:
+                        again[stage][bisect_right(own, self._read_again[row])] -= size
+                    elif row in self._freed_by_weights:
+                        read[stage][freed] -= size
             for other in others:
                 if begun < self.backward and not self._learned[row]:  # masks and positions: it makes its own
                     holds(other, size, 0, len(self.steps[other]) - 1)
@@ -412,7 +420,10 @@ class _Cut:
             each.first_backward_peak = max(both, default=0)
             each.between = sum(waiting[stage].values())
             each.inputs_peak = each.saved + max(accumulate(inputs_part[stage]))
-            each.weights_peak = each.saved - each.released + max(accumulate(again[stage])) + largest[stage]
+            recomputed, held = [*accumulate(again[stage])], each.saved - each.released
+            each.weights_peak = held + max(recomputed) + largest[stage]
+            parts = zip(recomputed, returned[1:], accumulate(read[stage]), strict=False)
+            each.first_weights_peak = held + max(map(sum, parts))
         self._time(found)
         return found
 
@@ -474,17 +485,32 @@ class _Cut:
         return found
 
     @cached_property
+    def _recomputing(self) -> Mapping[int, int]:
+        """By memory that recomputation reads, the last step that does."""
+        roots, inputs = self.facts.storage_roots, self.facts.inputs
+        again = ((step, row) for step, (kind, row, _) in enumerate(self.schedule) if kind == StepKind.SECOND_RUN)
+        return {roots[source]: step for step, row in again for source in inputs[row]}
+
+    @cached_property
     def _read_again(self) -> Mapping[int, int]:
-        """By memory that recomputation reads, and no backward node, the last step that does: it is freed then, unless
-        the other part of the backward reads it again."""
-        roots, inputs, phases = self.facts.storage_roots, self.facts.inputs, self.facts.phases
-        found, kept = dict[int, int](), set[int]()
-        for step, (kind, row, _) in enumerate(self.schedule):
-            if kind == StepKind.SECOND_RUN:
-                found.update((roots[source], step) for source in inputs[row])
-            elif phases[row] == Phase.BACKWARD:
-                kept.update(roots[source] for source in inputs[row])
-        return {root: step for root, step in found.items() if root not in kept}
+        """That of it which no backward node reads: it is freed then, unless the other part of the backward reads it."""
+        roots, inputs = self.facts.storage_roots, self.facts.inputs
+        rows = (row for row, phase in enumerate(self.facts.phases) if phase == Phase.BACKWARD)
+        kept = {roots[source] for row in rows for source in inputs[row]}
+        return {root: step for root, step in self._recomputing.items() if root not in kept}
+
+    @cached_property
+    def _freed_by_weights(self) -> frozenset[int]:
+        """The memory that is freed as the weights' part reads it: for a gradient of a weight, or to recompute. A block
+        holds its inputs for longer, and autograd what the other part alone reads."""
+        facts, rows = self.facts, self.schedule.rows
+        own = (row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD and not self._for_inputs[row])
+        found = {facts.storage_roots[source] for row in own for source in facts.inputs[facts.owners[row]]}
+        inside = (root for root, step in self._recomputing.items() if self.block_of[root] == self.block_of[rows[step]])
+        crossing = {
+            root for root, step in self._recomputing.items() if self.block_of[root] != self.block_of[rows[step]]
+        }
+        return frozenset({*found, *inside} - crossing)
 
     @cached_property
     def _read_behind(self) -> frozenset[int]:

@@ -180,6 +180,7 @@ KEPT = "No scheduler moves communication across these nodes."
           "4 nodes of the forward: 1 in each of the 4 blocks"]),
         ("save first 2 mm per block\n", "tutorial.graph", "first", ["first 2 mm per block: 8 forward nodes here."]),
         ("save first 2 mm per block\n", "tutorial.graph", "block", ["Counted separately in each block"]),
+        ("expect peak <= 1 GiB per stage\n", None, "per stage", ["The highest peak of any rank"]),
     ],
 )  # fmt: skip
 def test_what_is_said_at_a_place(text: str, graph: str | None, place: str, shown: list[str]) -> None:
