@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from torch import nn
 
 from policylang.api.apply import TracedStep, trace_step
-from policylang.api.tune import device_in_policy, needing_the_solver, read_or_raise, tuned_policy
+from policylang.api.tune import device_in_policy, loaded, needing_the_solver, read_or_raise, tuned_policy
 from policylang.errors import PolicyError, PolicyMatchError
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Phase
@@ -49,6 +49,8 @@ class Cluster:
     optimizer: budgets.Size | None
     reserve: budgets.Share
     path: PathName
+    balance: str | None = None
+    """How evenly tokens are routed to experts, as for :func:`policylang.tune`."""
 
     @property
     def target(self) -> TargetDevice:
@@ -65,6 +67,7 @@ class Cluster:
         """The policies for a step on one rank. Raises ``PolicyError`` where the device or the solver is lacking."""
         with needing_the_solver():
             from policylang.tuning.variants import Variants
+        facts = loaded(facts, self.balance)
         times = node_times(facts, self.device)
         if missing := lacking(times):
             raise PolicyMatchError([missing])
@@ -173,7 +176,7 @@ def fit(
             reserve=cluster.reserve,
             named=cluster.named,
             also=variants.allowed,
-            balance=None,
+            balance=cluster.balance,
             path=cluster.path,
             table=False,
             variants=variants,

@@ -143,8 +143,7 @@ def tuned_policy(
     )
     capabilities = capabilities_for(facts.kind, path)
     identity, load = fingerprint(facts), _stated_load(balance)
-    if load is not None:
-        facts = under_load(facts, load.factor, load.is_limit)
+    facts = loaded(facts, balance)
     called = f"`{graph}`" if graph else "the graph"
     times = node_times(facts, device)
     if pipeline is not None:
@@ -226,6 +225,12 @@ def _stated_load(balance: str | None) -> Balance | None:
         return parse(f"balance {balance}\nundecided -> save\n", name="--balance").balance
     except PolicyError as error:
         raise PolicyMeaningError(error.diagnostics) from None
+
+
+def loaded(facts: Facts, balance: str | None) -> Facts:
+    """The facts under a stated load. Raises ``PolicyMeaningError`` for one that is none."""
+    load = _stated_load(balance)
+    return facts if load is None else under_load(facts, load.factor, load.is_limit)
 
 
 def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> bool:

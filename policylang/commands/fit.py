@@ -46,6 +46,7 @@ def fit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peak", metavar="SIZE", help="what a step may take, such as 75GiB (default: the device's)")
     parser.add_argument("--optimizer", metavar="NAME|SIZE", default="adamw", help="as for tune (default: adamw)")
     parser.add_argument("--reserve", metavar="SHARE", default="5%", help="as for tune (default: 5%%)")
+    parser.add_argument("--balance", metavar="LOAD", help="as for tune, where sizes of experts come from data")
     parser.add_argument(
         "--path", choices=("eager", "joint"), default="eager", help="eager, or torch.compile (default: eager)"
     )
@@ -98,7 +99,8 @@ def fit(options: argparse.Namespace) -> Exit:
         sizes = StepSizes(options.batch, options.seq, _mesh(options), options.weights, options.dtype)
         graph = Path(options.output).with_suffix(".graph").name if options.output else ""
         limit = int(budget.limit)
-        cluster = Cluster(device, options.device, limit, options.optimizer, options.reserve, options.path)
+        also = options.optimizer, options.reserve, options.path, options.balance
+        cluster = Cluster(device, options.device, limit, *also)
         if ":" in options.subject and not os.path.exists(options.subject):
             subject = of_function(options.subject, named_function(options.subject))
         else:

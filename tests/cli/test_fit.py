@@ -218,6 +218,22 @@ def test_a_function_makes_the_step(policylang, here, monkeypatch):
         assert message in found.err
 
 
+def test_experts_are_fitted_for_a_stated_load(policylang):
+    def peak(*load: str) -> int:
+        on = ("--device", "h100-sxm", "--peak", "1MiB", "--alone", "--output-format", "json")
+        found = policylang("fit", "tests.support.routed:routed_step", *on, *load)
+        assert found.code == 0, found.err
+        data = json.loads(found.out)
+        assert [line for line in data["policy"].splitlines() if line.startswith("balance")] == [
+            f"balance {each}" for each in load[1:]
+        ]
+        return data["answer"]["chosen"]["peak_bytes"]
+
+    assert peak("--balance", "1.0") < peak("--balance", "up to 2.0")
+    found = policylang("fit", "tests.support.routed:routed_step", "--device", "h100-sxm", "--balance", "much")
+    assert (found.code, found.err.partition(":")[0]) == (2, "error[APL010]"), found.err
+
+
 def _traced(name: str, device: TargetDevice | None = None) -> _Traced:
     subject: Subject = of_configuration(name, StepSizes(2, 128))
     return _Traced(subject, device or TargetDevice("cuda", (9, 0)), print)
