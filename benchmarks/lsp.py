@@ -320,9 +320,9 @@ def main() -> None:
 
 
 def _nodes(graph: Path) -> int:
-    from policylang.api.planned_graphs import facts_of
+    from policylang.api.planned_graphs import read_any
 
-    return len(facts_of(graph))
+    return len(read_any(graph))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from attrs import frozen
 from lsprotocol import types
 from pytest_lsp import ClientServerConfig, make_test_lsp_client
 
-from policylang.api.planned_graphs import facts_of
+from policylang.api.planned_graphs import read_any
 from policylang.editor.open_documents import OpenDocuments
 from policylang.editor.state import Document, Positions, State, read_graph, read_text
 from policylang.language.cancellation import Cancelled
@@ -36,7 +36,7 @@ def state_of(tmp_path: Path) -> Callable[..., State]:
     def made(text: str, graph: str | Path | None = None, *, name: str = "mine.apl", device=None) -> State:
         file = tmp_path / name
         document = Document(file.as_uri(), 1, Source(name, text), file)
-        facts = None if graph is None else facts_of(GRAPHS / graph)
+        facts = None if graph is None else read_any(GRAPHS / graph)
         text_state = read_text(document, facts, read_source)
         planned = None if facts is None else read_graph(text_state, facts, str(graph), None, device)
         return State(document, text_state, planned, facts)

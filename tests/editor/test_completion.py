@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policylang.api.planned_graphs import facts_of
+from policylang.api.planned_graphs import read_any
 from policylang.commands.cli import main
 from policylang.editor.completion import WordPlace, completion, offers_at, with_documentation
 from policylang.editor.state import Document, State, index_of, read_text
@@ -34,7 +34,7 @@ NUMBERS = {"INT", "NUMBER", "ORDINAL", "RANGE", "EVERY_NTH"}
 At = Callable[..., list[str]]
 
 
-facts_of_graph = cache(lambda name: facts_of(GRAPHS / name))
+facts_of_graph = cache(lambda name: read_any(GRAPHS / name))
 """One snapshot is one object, as in a server: what it has is counted once."""
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lsprotocol import types
 
 from policylang.api.load import load_device
-from policylang.api.planned_graphs import facts_of
+from policylang.api.planned_graphs import read_any
 from policylang.commands.cli import main
 from policylang.editor.hover import hints, hover, stale_hints
 from policylang.editor.state import Document, State, read_graph, read_text
@@ -40,7 +40,7 @@ MINUS = "−"
 
 @cache
 def snapshot(graph: str) -> Facts:
-    return facts_of(GRAPHS / graph)
+    return read_any(GRAPHS / graph)
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import policylang
-from policylang.api.planned_graphs import facts_of
+from policylang.api.planned_graphs import read_any
 from policylang.errors import PolicyError
 from policylang.graph.facts import Facts
 from policylang.language.cancellation import Cancelled, cancellable, check_cancelled
@@ -174,7 +174,7 @@ def test_includes_that_multiply_are_reported_once(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def facts() -> Facts:
-    return facts_of(Path(__file__).parents[2] / "docs" / "graphs" / "fsdp.graph")
+    return read_any(Path(__file__).parents[2] / "docs" / "graphs" / "fsdp.graph")
 
 
 def planned(name: str, facts: Facts) -> Plan:

@@ -10,7 +10,7 @@ from attrs import evolve
 
 import policylang
 from policylang.api.load import load_device
-from policylang.api.planned_graphs import facts_of, on_graph
+from policylang.api.planned_graphs import on_graph, read_any
 from policylang.commands.cli import main
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
@@ -40,7 +40,7 @@ CASES = {
 
 @cache
 def graph(name: str) -> Facts:
-    return facts_of(f"docs/graphs/{name}.graph")
+    return read_any(f"docs/graphs/{name}.graph")
 
 
 @cache
