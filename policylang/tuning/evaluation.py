@@ -152,7 +152,7 @@ class Infeasible:
     """The candidate that comes nearest."""
 
 
-IDLE = (refusals.MATCHES_NOTHING, refusals.NO_EFFECT)
+_IDLE = (refusals.MATCHES_NOTHING, refusals.NO_EFFECT)
 """Of lines without which nothing changes: what is written for all blocks may be in some of them only."""
 
 
@@ -182,12 +182,15 @@ class Evaluation:
         made = self.planned_or_refused(text)
         return None if isinstance(made, list) else made
 
-    def planned_or_refused(self, text: str) -> Plan | list[Diagnostic]:
+    def planned_or_refused(self, text: str, pipeline: Pipeline | None = None) -> Plan | list[Diagnostic]:
         """The plan of a text, or the diagnostics against it."""
         loaded = parse_policy(text, operators=self.operators)
         if loaded.policy is None:
             return list(loaded.diagnostics)
-        made = plan(loaded.policy, self.facts, self.capabilities, device=self.times.device if self.ordered else None)
+        policy = evolve(loaded.policy, pipeline=pipeline) if pipeline else loaded.policy
+        made = plan(
+            policy, self.facts, self.capabilities, device=self.times.device if self.ordered or pipeline else None
+        )
         copies = loaded.policy.offloads or self.ordered
         said = [each for each in made.diagnostics if not (copies and each.code == refusals.STAYS_ON_DEVICE)]
         return [
@@ -225,11 +228,8 @@ class Evaluation:
         if isinstance(made, list):
             if self.ordered:
                 return None
-            lines = formatted.splitlines(keepends=True)
-            own = (each for each in made if each.code in IDLE and not is_included(each, formatted))
-            changes_nothing = {each.span.line - 1 for each in own if each.span is not None}
-            kept = "".join(line for at, line in enumerate(lines) if at not in changes_nothing)
-            return self.of(kept) if changes_nothing else None
+            kept = without_idle(formatted, made)
+            return None if kept is None else self.of(kept)
         needs = saved_and_recomputed(made)
         if not needs.final or (made.policy.offloads and not needs.offloaded):
             return None
@@ -249,6 +249,13 @@ class Evaluation:
 def is_included(each: Diagnostic, text: str) -> bool:
     """It is about a line of another file than this text."""
     return each.span is not None and each.span.source.text != text
+
+
+def without_idle(text: str, against: Sequence[Diagnostic]) -> str | None:
+    """A text without the lines that change nothing; None if nothing of that kind is said against it."""
+    own = (each for each in against if each.code in _IDLE and not is_included(each, text))
+    idle = {each.span.line - 1 for each in own if each.span is not None}
+    return "".join(line for at, line in enumerate(text.splitlines(keepends=True)) if at not in idle) if idle else None
 
 
 def edited(facts: Facts, lines: str, capabilities: Capabilities) -> Facts:

@@ -19,20 +19,26 @@ from policylang.graph.stages import stages_of
 from policylang.language.cancellation import collector_paused
 from policylang.language.diagnostics import Diagnostic, Source, diagnose
 from policylang.language.layout import format_source
-from policylang.language.loader import parse_policy
-from policylang.language.operators import OperatorTable
 from policylang.language.shown import beside, format_quantity
 from policylang.language.syntax import Pipeline
-from policylang.planning import refusals
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.pipelines import StageCosts, rank_peak, timetable, unfit
-from policylang.planning.planner import plan
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.budgets import INFEASIBLE
 from policylang.tuning.candidates import Pattern, stacks
 from policylang.tuning.decision_list import Zone, scripts
-from policylang.tuning.evaluation import IDLE, Allowed, Besides, Budget, Candidate, Tuned, TunedStages, edited
+from policylang.tuning.evaluation import (
+    Allowed,
+    Besides,
+    Budget,
+    Candidate,
+    Evaluation,
+    Tuned,
+    TunedStages,
+    edited,
+    without_idle,
+)
 from policylang.tuning.tuner import Tuner
 
 SLICED = "chunk loss into 8\n"
@@ -68,7 +74,7 @@ class StageTuner:
         self.facts, self.times, self.capabilities, self.pipeline = facts, times, capabilities, pipeline
         self.budget, self.besides, self.allowed, self._shared = budget, besides, allowed, shared
         self._say = progress or (lambda _: None)
-        self._operators = OperatorTable.bundled(met=facts.operators)
+        self._evaluation = Evaluation(facts, times, capabilities)
 
     def best(self) -> Tuned | Diagnostic:
         """The policy of the shortest step whose ranks all fit, or the error where none do."""
@@ -157,18 +163,13 @@ class StageTuner:
     def _exact(self, text: str) -> TunedStages | None:
         """The policy of a text, planned as a whole, without lines that change nothing; None if there is anything to say
         against it."""
-        formatted = format_source(Source("<tuned>", text)).text
-        loaded = parse_policy(formatted or "", operators=self._operators)
-        if formatted is None or loaded.policy is None or loaded.diagnostics:
+        if (formatted := format_source(Source("<tuned>", text)).text) is None:
             return None
         with collector_paused():
-            policy = evolve(loaded.policy, pipeline=self.pipeline)
-            made = plan(policy, self.facts, self.capabilities, device=self.times.device)
-        against = [each for each in made.diagnostics if each.code != refusals.STAYS_ON_DEVICE]
-        if against:
-            idle = {each.span.line for each in against if each.span is not None and each.code in IDLE}
-            kept = [line for at, line in enumerate(formatted.splitlines(keepends=True), 1) if at not in idle]
-            return self._exact("".join(kept)) if idle else None
+            made = self._evaluation.planned_or_refused(formatted, self.pipeline)
+        if isinstance(made, list):
+            kept = without_idle(formatted, made)
+            return None if kept is None else self._exact(kept)
         figures, costs = made.pipeline, made.stage_costs
         assert figures is not None
         assert costs is not None
