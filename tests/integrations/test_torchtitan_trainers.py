@@ -100,6 +100,41 @@ def test_experts_on_two_ranks() -> None:
     assert sorted(ours[0].recomputed) == sorted(own[0].recomputed)
 
 
+EVERYWHERE = (
+    "llama3_sac",
+    "every_2nd_layer",
+    "memory_staged",
+    "save_all",
+    "torchtitan_op_sac",
+    "torchtitan_full",
+    "moe",
+)
+ON_GRAPHS = ("torchtitan_default", "torchtitan_eager", "torchtitan_graph_full")
+COMMUNICATES_AGAIN = ("every_2nd_layer", "memory_staged", "torchtitan_full", "torchtitan_graph_full")
+"""Refused alone on a graph: a collective whose sizes come from data is not recomputed (APL304)."""
+
+
+@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("trainer", "policy"),
+    [*(("eager", name) for name in EVERYWHERE), *(("graph", name) for name in (*EVERYWHERE, *ON_GRAPHS))],
+)
+def test_experts_that_lie_on_two_ranks(trainer: str, policy: str, model: str, tmp_path: Path) -> None:
+    """Each receives what both ranks route to it; what is saved is planned for one load, and others are trained."""
+    everything = "recompute everything in block\nsave everything in block where crosses block\n" * (policy == "moe")
+    again = "include <moe>\n" * (trainer == "graph" and policy in COMMUNICATES_AGAIN)
+    load = "balance up to 2.0\n" * (trainer == "graph")
+    path = tmp_path / "mine.apl"
+    path.write_text(f"blocks layers.*\n{everything}include <{policy}>\n{again}{load}")
+    theirs = "default" if trainer == "graph" else None  # the graph trainer has no step without a policy
+    own = trained(Setting(trainer=trainer, model=model, theirs=theirs, experts=2), 2)
+    ours = trained(Setting(trainer=trainer, model=model, experts=2, policy=str(path)), 2)
+    assert_same_training(ours, own)
+    assert ours[0].losses != ours[1].losses
+    assert [outcome.audit for outcome in ours] == [True, True]
+    assert ours[0].reported or policy == "save_all"
+
+
 @pytest.mark.parametrize(("model", "theirs"), [("llama3", "selective"), ("llama3", "full"), ("qwen3", "selective")])
 def test_the_eager_trainer_trains_to_the_same_bits(model: str, theirs: str) -> None:
     ours = trained(Setting(trainer="eager", model=model, policy=EAGER[theirs]))
