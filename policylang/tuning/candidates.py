@@ -17,6 +17,7 @@ from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts
 from policylang.language.files import bundled_policies
 from policylang.language.globs import PathGlob
+from policylang.language.loader import parse_policy
 from policylang.planning.decisions.decide import routing_owners
 from policylang.simulation.node_times import operator_name
 from policylang.tuning.choices import Choices
@@ -140,10 +141,12 @@ def texts_by_hand(facts: Facts, blocks: int, head: str) -> Iterator[str]:
 
 
 def bundled_texts() -> Iterator[tuple[str, ...]]:
-    """The policies that come along, by policy as it is and with what it leaves open saved, or recomputed."""
+    """The policies that come along and order nothing, each as it is, and with what is left open saved or recomputed."""
     for each in bundled_policies():
         include = f"include <{each.name}>\n"
-        yield include, f"{include}undecided -> save\n", f"{include}undecided -> recompute\n"
+        policy = parse_policy(include).policy
+        if policy is not None and policy.rules and not policy.scheduling:
+            yield include, f"{include}undecided -> save\n", f"{include}undecided -> recompute\n"
 
 
 _MOVED = (2, 4)

@@ -286,16 +286,14 @@ class Vocabulary:
         self.mask = _mask(self.numbers)
         self.views = _mask(number for number in self.numbers if number in classes.views)
         self._orders = self._in_blocks()
-        found: dict[tuple[str, int], Phrase] = {}
+        found: dict[int, Phrase] = {}  # of those that denote the same the shortest
         stages = self._stages()
         for phrase in self._all():
-            if phrase.mask & self.mask:
-                kept = evolve(phrase, mask=phrase.mask & self.mask)
-                found.setdefault((kept.text("", inside=inside), kept.mask), kept)
-                for glob, mask, cost in stages:
-                    if kept.mask & mask:
-                        narrowed = evolve(kept, mask=kept.mask & mask, cost=kept.cost + cost, stages=glob)
-                        found.setdefault((narrowed.text("", inside=inside), narrowed.mask), narrowed)
+            for glob, mask, cost in (("", self.mask, 0.0), *stages):
+                within, length = phrase.mask & mask & self.mask, phrase.cost + cost
+                if within and (within not in found or length < found[within].cost):
+                    found.pop(within, None)
+                    found[within] = evolve(phrase, mask=within, cost=length, stages=glob)
         self.phrases: tuple[Phrase, ...] = tuple(found.values())
 
     def _stages(self) -> list[tuple[str, int, float]]:
