@@ -313,11 +313,10 @@ def merge(plan: Plan, merged: Merged) -> Plan:
         elif any(source in kept_for for source in sources):
             inputs[row] = tuple(dict.fromkeys(kept_for.get(source, source) for source in sources))
         owners[row] = kept_for.get(owners[row], owners[row])
-    for row, decision in merged.decisions.items():
-        decisions[owners[row]] = decision
+    changed = {owners[row]: decision for row, decision in merged.decisions.items()}
     for row, owner in enumerate(owners):
-        if owner != row and decisions[row] is not None:
-            decisions[row] = decisions[owner]
+        if owner in changed and decisions[row] is not None:  # with its pieces; those of others have their own decisions
+            decisions[row] = changed[owner]
     return evolve(plan, facts=evolve(facts, inputs=inputs, owners=owners), decisions=decisions)
 
 

@@ -637,6 +637,12 @@ def test_the_second_partition_offloads_what_the_first_did(model: Any, text: str,
     torch.testing.assert_close((loss, gradients), (first.loss, first.gradients))
 
 
+def test_a_piece_of_a_result_is_offloaded_though_other_nodes_are_merged() -> None:
+    """A Llama computes its positions twice: the operator itself, no single tensor, cannot leave the device."""
+    first = first_step(one_layer, "recompute everything\nsave mm\noffload attention")
+    assert first.partition.audit.offloaded == ("getitem", "getitem_1")
+
+
 def test_another_policy_may_keep_it_on_the_device() -> None:
     first = first_step(ZOO["mlp"], OFFLOADS)
     text = "override recompute everything\noverride save everything where recorded saved"
