@@ -326,7 +326,7 @@ def test_the_seeds_of_inductors_dropout_are_kept_and_its_numbers_drawn_again() -
 # --- random modules ---------------------------------------------------------------------------------------------------
 ONE = (
     Tensor.relu, Tensor.sigmoid, Tensor.tanh, Tensor.t, Tensor.detach, Tensor.clone, Tensor.contiguous,
-    lambda a: a.softmax(-1), lambda a: a.view(-1).view(4, 4), lambda a: a.chunk(2)[1].repeat(2, 1),
+    lambda a: a.softmax(-1), lambda a: a.reshape(-1).view(4, 4), lambda a: a.chunk(2)[1].repeat(2, 1),
     lambda a: a.clone().mul_(0.5), lambda a: a.sum(0, keepdim=True).expand(4, 4),
     lambda a: a.max(-1, keepdim=True)[0] * a, lambda a: torch.dropout(a, 0.5, True),
 )  # fmt: skip

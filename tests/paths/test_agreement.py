@@ -43,14 +43,14 @@ FOR_OTHER_MODELS = {
     "fsdp_reshard_always": "sharded ones",
     "fsdp_reshard_never": "sharded ones",
     "fsdp_tp_overlap": "sharded ones",
-    "moe": "policies below whose rules it is included",
     "replay": "graphs that were partitioned before",
-    "torchtitan_default": "TorchTitan's own, whose blocks are at the top",
-    "torchtitan_eager": "TorchTitan's own, whose blocks are at the top",
-    "torchtitan_graph_full": "TorchTitan's own, whose blocks are at the top",
 }
+OF_TORCHTITAN = ("moe", "torchtitan_default", "torchtitan_eager", "torchtitan_graph_full")
+"""Where eager has what their rules are about, they are decided alike."""
 BUNDLED = tuple(
-    file.stem for file in sorted(policies_folder().glob("*.apl")) if file.stem not in (*NOT_POLICIES, *FOR_OTHER_MODELS)
+    file.stem
+    for file in sorted(policies_folder().glob("*.apl"))
+    if file.stem not in (*NOT_POLICIES, *FOR_OTHER_MODELS, *OF_TORCHTITAN)
 )
 
 
@@ -118,6 +118,16 @@ def test_a_bundled_policy_for_other_models_is_refused_on_every_path(policy: str)
     refused = [result.refused for result in found.results]
     assert all(each is not None and not each.error and each.diagnostics for each in refused), str(found)
     assert not found.agrees
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", OF_TORCHTITAN)
+def test_a_policy_of_torchtitan_is_decided_alike_or_refused(policy: str) -> None:
+    found = agree(*setup("llama"), policy)
+    refused = [result.refused for result in found.results if result.refused is not None]
+    assert all(not each.error and each.diagnostics for each in refused), str(found)
+    assert len(refused) < len(found.results)
+    assert not found.decisions.differences
 
 
 def test_other_random_numbers_are_not_drawn() -> None:
