@@ -315,7 +315,7 @@ def merge(plan: Plan, merged: Merged) -> Plan:
         owners[row] = kept_for.get(owners[row], owners[row])
     changed = {owners[row]: decision for row, decision in merged.decisions.items()}
     for row, owner in enumerate(owners):
-        if owner in changed and decisions[row] is not None:  # with its pieces; those of others have their own decisions
+        if owner in changed and (row == owner or decisions[row] is not None):  # pieces of others keep their own
             decisions[row] = changed[owner]
     return evolve(plan, facts=evolve(facts, inputs=inputs, owners=owners), decisions=decisions)
 
