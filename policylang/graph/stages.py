@@ -14,7 +14,18 @@ from typing import Any
 from attrs import evolve, frozen
 
 from policylang.graph.blocks import BlockTable, blocks_of
-from policylang.graph.facts import COLUMNS, Facts, Flag, InputKind, Phase, Ref, Stored, read_by_backward, users_of
+from policylang.graph.facts import (
+    COLUMNS,
+    Facts,
+    Flag,
+    InputKind,
+    Phase,
+    Ref,
+    Stored,
+    read_by_backward,
+    replaced_in,
+    users_of,
+)
 from policylang.graph.snapshot import graph_error
 from policylang.language.syntax import Pipeline
 
@@ -190,10 +201,8 @@ def _column(name: str, graphs: Sequence[Facts], order: Sequence[tuple[int, int]]
             return array("i", values) if name == "flags" else values
 
 
-def _moved(value: Any, stage: int, place: Mapping[Any, int]) -> Any:
-    if type(value) is Ref:
-        return Ref(place[stage, value.row])
-    return tuple([_moved(part, stage, place) for part in value]) if type(value) is tuple else value
+def _moved(arguments: Any, stage: int, place: Mapping[Any, int]) -> Any:
+    return replaced_in(arguments, Ref, lambda read: Ref(place[stage, read.row]))
 
 
 def _apart(regions: Sequence[Sequence[int | None]]) -> list[list[int | None]]:

@@ -506,11 +506,10 @@ class _Cut:
         facts, rows = self.facts, self.schedule.rows
         own = (row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD and not self._for_inputs[row])
         found = {facts.storage_roots[source] for row in own for source in facts.inputs[facts.owners[row]]}
-        inside = (root for root, step in self._recomputing.items() if self.block_of[root] == self.block_of[rows[step]])
         crossing = {
             root for root, step in self._recomputing.items() if self.block_of[root] != self.block_of[rows[step]]
         }
-        return frozenset({*found, *inside} - crossing)
+        return frozenset({*found, *self._recomputing} - crossing)
 
     @cached_property
     def _read_behind(self) -> frozenset[int]:
