@@ -31,8 +31,8 @@ import policylang
 from benchmarks.common import seconds, table, write_results
 from benchmarks.flat_graph import FlatGraph, peak_of_graph
 from examples.sharded_llama import LLAMA3_8B, Llama, LlamaConfig, make_mesh, shard
+from policylang.backends.applied_plans import AppliedPlan
 from policylang.backends.flat import FlatPath
-from policylang.backends.records import AppliedPlan
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Phase
 from policylang.language.syntax import Policy

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from policylang.api.load import DeviceLike, PolicyLike, policy_of
 from policylang.audit.outcome import combined
 from policylang.audit.report import AuditReport, FsdpOrderReport, HostReport, Report, ValuesReport
-from policylang.backends import records, refusals, runtime
+from policylang.backends import applied_plans, refusals, runtime
 from policylang.backends.copies import pool
 from policylang.backends.eager.checkpoint import contexts_for, order_reports, put_on, sessions_of, take_off
 from policylang.backends.eager.session import Contexts
@@ -91,7 +91,7 @@ def partition(
     Raises what ``policylang.apply`` raises, and ``PolicyGraphError`` for a graph that is not joint or has no policy.
     """
     checked_module(gm, "a partition is of a graph module")
-    applied = records.plan_of(gm)
+    applied = applied_plans.plan_of(gm)
     given = policy if policy is not None or applied is None else applied.policy
     if given is None:
         raise refusals.NO_POLICY.error()
@@ -246,7 +246,7 @@ def trace_step(
     step.check_gathers(model)
     updates = step.OptimizerState.of(optimizer, state)
     captured = capture(model, loss_fn, batch, state, optimizer, updates, target)
-    records.remember_checkpoints(captured.gm, captured.followed)
+    applied_plans.remember_checkpoints(captured.gm, captured.followed)
     of_model, of_optimizer = step.ModelSignature.of(model, state), step.OptimizerSignature.of(updates)
     signatures = (step.BatchSignature.of(batch), of_model, of_optimizer)
     return TracedStep(model, optimizer, *signatures, captured, target)
@@ -320,7 +320,7 @@ class TracedStep:
         return loss, dict(zip(self._captured.gradients, gradients, strict=True))
 
     def _warn_of_checkpoints(self) -> None:
-        if records.last_audited(self.gm) is not None:
+        if applied_plans.last_audited(self.gm) is not None:
             return
         followed, nodes = self._captured.followed, self.gm.graph.nodes
         if followed:

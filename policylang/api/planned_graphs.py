@@ -92,7 +92,7 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
 
 def _of_module(gm: Any) -> Facts:
     """The graph before planning where a policy acted on it; a forward or backward graph of a partition as it is."""
-    from policylang.backends.records import applied_plan
+    from policylang.backends.applied_plans import applied_plan
     from policylang.graph.collect import collect
 
     done = applied_plan(gm)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from policylang.api.load import DeviceLike, device_of, parse
 from policylang.api.planned_graphs import checked_path, read_any, read_pipeline, with_order
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.graph.expert_load import under_load
 from policylang.graph.facts import Facts, uncounted_operators
-from policylang.graph.loads import under_load
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, read_device
 from policylang.language.diagnostics import Diagnostic, diagnose

@@ -26,8 +26,8 @@ from policylang.audit.graphs import audit, audit_copies, read_halves
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
 from policylang.backends import copies, finalize, refusals
+from policylang.backends.applied_plans import AppliedPlan, announce, remember, without_gradients
 from policylang.backends.path import BackendPath, raise_differences, raise_errors
-from policylang.backends.records import AppliedPlan, announce, remember, without_gradients
 from policylang.backends.rewriting import apply_edits, arrange, put_in_order
 from policylang.backends.runtime import RankOrder, timed
 from policylang.errors import PolicyMatchError

@@ -16,8 +16,8 @@ from torch import fx
 
 from policylang.audit.order import audit_order
 from policylang.audit.outcome import Audit
-from policylang.backends import records, rewriting
-from policylang.backends.records import AppliedPlan, Findings, announce, findings_of
+from policylang.backends import applied_plans, rewriting
+from policylang.backends.applied_plans import AppliedPlan, Findings, announce, findings_of
 from policylang.backends.refusals import not_a_graph, refuse_another
 from policylang.backends.runtime import timed
 from policylang.errors import PolicyAuditError, PolicyMatchError
@@ -127,14 +127,14 @@ class BackendPath:
             raise_differences(audit.differences)
         self.put_in_order(gm, plan, seconds)
         done = AppliedPlan(self.name, plan, audit, seconds)
-        records.remember(done, gm)
+        applied_plans.remember(done, gm)
         announce(done)
         return done
 
     def report(self, subject: Any) -> Sequence[Findings] | None:
         """The findings on a graph, a model or what else users hold, graph by graph; None if it is not of this path."""
         if isinstance(subject, fx.GraphModule):
-            done = records.applied_plan(subject)
+            done = applied_plans.applied_plan(subject)
             return (findings_of(done),) if done is not None and done.path == self.name else None
         found: Sequence[Findings] | None = _imported(self.front)(subject) if self.front else None
         return found
@@ -152,7 +152,7 @@ def apply_policy(
     """See :func:`policylang.apply`. ``facts``: if the caller knows more of the graph than its nodes have."""
     with comparing("apply", agree, mesh=mesh):
         module = checked_module(gm, "a policy is applied to a graph module")
-        for followed in records.checkpoints_of(module):
+        for followed in applied_plans.checkpoints_of(module):
             refuse_another(followed, policy, "the graph")
         known = collect(module, mesh=mesh) if facts is None else facts
         path_named(capabilities.path_taking(known.kind).name).apply(module, policy, known)

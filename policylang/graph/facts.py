@@ -410,7 +410,7 @@ class Facts:
     """The bits of :class:`Flag` that hold of a node."""
     bytes: Annotated[Sequence[int], Column(_is_amount, blank=0)]
     """The size of all the tensors a node returns; symbolic sizes count with their hint, those that come from data with
-    theirs or with the most that they can be, where that is less. Under a stated load see ``graph/loads.py``."""
+    theirs or with the most that they can be, where that is less. Under a stated load see ``graph/expert_load.py``."""
     numel: Annotated[Sequence[int], Column(_is_amount, blank=0)]
     """The number of elements of all the tensors a node returns."""
     shapes: Annotated[Sequence[tuple[int, ...] | None], Column(_or_none(_is_sizes))]

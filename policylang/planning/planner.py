@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from policylang.graph.expert_load import under_load
 from policylang.graph.facts import Facts, Flag, GraphKind
-from policylang.graph.loads import under_load
 from policylang.language.cancellation import check_cancelled, collector_paused
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import heeded

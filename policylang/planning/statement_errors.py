@@ -16,8 +16,8 @@ from math import floor
 from attrs import evolve, frozen
 
 from policylang.graph.blocks import BlockTable
+from policylang.graph.expert_load import makers_of, untold
 from policylang.graph.facts import LATER_COLUMNS, Facts, InputKind
-from policylang.graph.loads import makers_of, untold
 from policylang.graph.traced_device import OTHER_KERNELS
 from policylang.language import syntax
 from policylang.language.devices.reading import bundled_devices

@@ -628,7 +628,7 @@ PACKAGE = Path(policylang.__file__).parent
 AUDITED = ("policylang.backends", "policylang.tracing", "policylang.simulation")
 REPORTS = {"Audit", "partition_report", "plan_report"}
 WHO_CALLS_IT = {
-    "backends/records.py": {"CodeAudit"},
+    "backends/applied_plans.py": {"CodeAudit"},
     "backends/eager/region.py": {"audit_eager"},
     "backends/flat.py": {"audit_flat"},
     "backends/joint.py": {"audit", "audit_copies", "audit_order", "read_halves"},

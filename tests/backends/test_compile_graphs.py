@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
-from policylang.backends.records import CompiledGraph
+from policylang.backends.applied_plans import CompiledGraph
 from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graph_uses_of
 from policylang.graph.collect import collect
 from tests.support.compiled import WITHOUT, assert_bitwise_equal, assert_same_as_without, fresh_dynamo, train

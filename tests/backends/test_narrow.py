@@ -19,9 +19,9 @@ from benchmarks.allocations import step_allocations
 from policylang.api.snapshot import facts_of
 from policylang.audit.graphs import audit_flat
 from policylang.backends import copies
+from policylang.backends.applied_plans import AppliedPlan
 from policylang.backends.flat import FlatPath
 from policylang.backends.joint import JointPartitioner, partitions
-from policylang.backends.records import AppliedPlan
 from policylang.graph.collect import collect
 from policylang.language.syntax import NARROW_BYTES, NarrowForm
 from policylang.planning.capabilities import EAGER, JOINT

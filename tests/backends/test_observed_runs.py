@@ -171,15 +171,15 @@ def test_the_rest_of_the_log_is_for_debugging(messages: Any, caplog: Any) -> Non
 
 
 def test_nothing_is_worked_out_where_nobody_listens(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    from policylang.backends import records
+    from policylang.backends import applied_plans
 
-    monkeypatch.setattr(records, "findings_of", lambda done: pytest.fail("a report was made for nobody"))
+    monkeypatch.setattr(applied_plans, "findings_of", lambda done: pytest.fail("a report was made for nobody"))
     with caplog.at_level(logging.WARNING, "policylang"):
         flat(SAVES)()
 
 
 def test_a_graph_from_a_compile_cache_has_its_line_too(messages: Any, caplog: Any) -> None:
-    from policylang.backends.records import announce_cached
+    from policylang.backends.applied_plans import announce_cached
 
     with caplog.at_level(logging.INFO, "policylang"):
         announce_cached(Report("mine", forward_nodes=10, saved=ValuesReport(("a",), 1024), audit=AuditReport(True)))

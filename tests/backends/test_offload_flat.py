@@ -17,9 +17,9 @@ import policylang
 from policylang.api.load import parse
 from policylang.audit.report import Report
 from policylang.backends import copies as copy_operators
+from policylang.backends.applied_plans import AppliedPlan
 from policylang.backends.flat import FlatPath
 from policylang.backends.joint import JointPartitioner
-from policylang.backends.records import AppliedPlan
 from policylang.language.plain_data import from_plain
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan

@@ -13,8 +13,8 @@ from torch._dynamo.backends.common import aot_autograd
 import policylang
 from policylang import trace_step
 from policylang.audit.report import Report
+from policylang.backends import applied_plans
 from policylang.backends import copies as copy_operators
-from policylang.backends import records
 from policylang.backends.joint import partitions, unanswered
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import StepKind
@@ -36,7 +36,7 @@ def many() -> Iterator[None]:
         yield
 
 
-def compiled(text: str, model: nn.Module | None = None) -> tuple[list[records.Findings], Report]:
+def compiled(text: str, model: nn.Module | None = None) -> tuple[list[applied_plans.Findings], Report]:
     with fresh_dynamo():
         made = policylang.backend(policylang.parse(text), inner="aot_eager")
         step = torch.compile(sharded_stack(4, LAYERS, width=8) if model is None else model, backend=made)
@@ -59,7 +59,7 @@ def test_a_compiled_step_says_what_was_planned_and_what_each_half_does() -> None
     assert from_plain(Report, json.loads(report.to_json())) == report
     assert sum(rewrite.gone for rewrite in report.rewrites) == 9
     moved = policylang.parse(f"# another line\n{text}")
-    again = records.respelled(from_plain(records.Findings, json.loads(json.dumps(to_plain(kept)))), moved)
+    again = applied_plans.respelled(from_plain(applied_plans.Findings, json.loads(json.dumps(to_plain(kept)))), moved)
     assert {line.source for line in again.report.orders[1].lines} == {"<policy>:2"}
 
 

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import policylang
 from policylang import TracedStep, trace_step
 from policylang.backends import runtime
-from policylang.backends.records import plan_of
+from policylang.backends.applied_plans import plan_of
 from policylang.backends.runtime import RankOrder
 from policylang.graph import marks
 from policylang.language.plain_data import from_plain, to_plain

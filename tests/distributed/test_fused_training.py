@@ -17,8 +17,8 @@ from torch.nn.utils import parametrize
 import policylang
 from policylang import TracedStep, trace_step
 from policylang.audit.report import Report
+from policylang.backends.applied_plans import last_audited
 from policylang.backends.joint import Partition, partitions
-from policylang.backends.records import last_audited
 from tests.support.compiled import fresh_dynamo
 from tests.support.edited import assert_facts_hold
 from tests.support.lines import NAMES, Layers, gathers, placements_of, scatters
@@ -255,7 +255,7 @@ def test_of_a_half_the_rewrites_are_carried_out_and_the_rest_is_said(many: Devic
 
 @needs_groups_in_any_order
 def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: DeviceMesh) -> None:
-    from policylang.backends.records import plan_of
+    from policylang.backends.applied_plans import plan_of
     from tests.support.joint import capture_joint
 
     joint = capture_joint(Gathered(many), (torch.randn(4, 256),))

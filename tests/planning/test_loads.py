@@ -18,8 +18,8 @@ from policylang.api.snapshot import facts_of as facts_of_graph
 from policylang.commands.small_llama import step_memory
 from policylang.errors import PolicyMeaningError
 from policylang.graph import snapshot
+from policylang.graph.expert_load import makers_of, under_load, untold
 from policylang.graph.facts import Facts
-from policylang.graph.loads import makers_of, under_load, untold
 from policylang.planning.inspection.breakdown import breakdown
 from policylang.planning.plan import Plan
 from tests.planning.test_public_names import TOKENS as LOOPED_TOKENS

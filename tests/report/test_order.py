@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import policylang
 from policylang.audit.outcome import combined, plan_report
 from policylang.audit.report import Report
-from policylang.backends.records import announce_cached
+from policylang.backends.applied_plans import announce_cached
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import load
 from policylang.language.devices.profile import DeviceProfile

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from policylang.backends import copies
-from policylang.backends.eager import offloaded
+from policylang.backends.eager import moved_values
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.torch_compat.graphs import outside_of_modes
 from tests.support.late import POISON
@@ -98,7 +98,8 @@ class Device:
             stack.enter_context(patch.object(copies, "pool", pool))
             stack.enter_context(patch.dict(copies._links, {copies.HOST: self.link}))
             for name in ("narrowed", "widened"):
-                stack.enter_context(patch.object(offloaded, name, partial(self._converted, getattr(offloaded, name))))
+                converted = partial(self._converted, getattr(moved_values, name))
+                stack.enter_context(patch.object(moved_values, name, converted))
             stack.enter_context(_Running(self))
             yield pool
 

@@ -15,7 +15,7 @@ from policylang.backends.copies import await_copies
 from policylang.backends.eager import origins, problems
 from policylang.backends.eager.block_trace import BlockTrace
 from policylang.backends.eager.first_call import Observation, moments, note_write, written_since
-from policylang.backends.eager.offloaded import MovedTensor, Offloading, moved_in
+from policylang.backends.eager.moved_values import MovedTensor, Offloading, moved_in
 from policylang.backends.eager.surroundings import Surroundings
 from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, Flag, MovedRows

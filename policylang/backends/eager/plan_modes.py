@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from policylang.backends.eager import origins, problems
 from policylang.backends.eager.first_call import BlockMode, note_write
 from policylang.backends.eager.followed_call import DRAW, FREED, KEEP, PASS, QUIET, RUN, FollowedCall, without_unread
-from policylang.backends.eager.offloaded import back
+from policylang.backends.eager.moved_values import back
 from policylang.backends.runtime import recomputation
 from policylang.errors import PolicyGraphError
 from policylang.operators.calls import statistics_positions

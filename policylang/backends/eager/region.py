@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from policylang.audit.graphs import audit_eager
 from policylang.audit.outcome import Audit
+from policylang.backends.applied_plans import AppliedPlan, announce
 from policylang.backends.eager import problems
 from policylang.backends.eager.block_trace import BlockTrace, fingerprint, trace_of
 from policylang.backends.eager.first_call import Observation, is_first_fsdp
@@ -27,12 +28,11 @@ from policylang.backends.eager.followed_call import (
     observed_call,
     unfinished_call,
 )
-from policylang.backends.eager.offloaded import MovedTensor, NarrowedPart, Offloading
+from policylang.backends.eager.moved_values import MovedTensor, NarrowedPart, Offloading
 from policylang.backends.eager.origins import leaves_in
 from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
 from policylang.backends.path import BackendPath, raise_differences, raise_errors
-from policylang.backends.records import AppliedPlan, announce
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
 from policylang.graph.blocks import BlockTable, blocks_of

@@ -17,11 +17,12 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
+from policylang.backends.applied_plans import CompiledGraph
 from policylang.backends.copies import pool
 from policylang.backends.eager import problems
 from policylang.backends.eager.first_call import Observation, Observer, gathers_aside, moments, unseen_since, watched
 from policylang.backends.eager.followed_call import FollowedCall
-from policylang.backends.eager.offloaded import MovedTensor, Offloading, back, moved_in
+from policylang.backends.eager.moved_values import MovedTensor, Offloading, back, moved_in
 from policylang.backends.eager.origins import tensors_in
 from policylang.backends.eager.plan_modes import ForwardMode, RecomputeMode, SavedTensors, handing_over, noting_saved
 from policylang.backends.eager.region import (
@@ -33,7 +34,6 @@ from policylang.backends.eager.region import (
     traced_for_others,
 )
 from policylang.backends.fsdp_weights import NamedBlock
-from policylang.backends.records import CompiledGraph
 from policylang.backends.refusals import refuse_another, refuse_captured_copies
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph import marks

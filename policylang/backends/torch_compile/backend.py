@@ -32,7 +32,7 @@ from attrs import evolve
 from torch import fx, nn
 from torch.fx.node import map_arg
 
-from policylang.backends import caching, records, refusals
+from policylang.backends import applied_plans, caching, refusals
 from policylang.backends.eager.checkpoint import sessions_of
 from policylang.backends.eager.session import Session, innermost, session_behind
 from policylang.backends.finalize import HookPath
@@ -129,7 +129,7 @@ class PolicyPartitioner(KeyedPartitioner):
         self.agree = agree
         self._partitioner = JointPartitioner(policy, root=root)
         self._key = caching.policy_key(policy, root=root)
-        self.findings: list[records.Findings] = []
+        self.findings: list[applied_plans.Findings] = []
         """The findings on each graph that it split in this process, in order."""
         self._known: dict[int, AgreedAccounts] = {}
         """By the code that Dynamo compiles, the graphs that ranks have agreed on."""
@@ -153,7 +153,7 @@ class PolicyPartitioner(KeyedPartitioner):
             if not compilers.dynamo_graphs():
                 raise
             raise compilers.through_dynamo(error, sys._getframe()) from None
-        self.findings.extend(records.findings_of(each.applied) for each in done)
+        self.findings.extend(applied_plans.findings_of(each.applied) for each in done)
         return halves
 
     def uuid(self) -> str:
@@ -172,7 +172,7 @@ class PolicyPartitioner(KeyedPartitioner):
         return self
 
 
-def of_compiled(subject: Any) -> Sequence[records.Findings] | None:
+def of_compiled(subject: Any) -> Sequence[applied_plans.Findings] | None:
     """The findings by graph and module that runs it, in order of compilation; None where it is not compiled by us."""
     if isinstance(subject, PolicyPartitioner):
         return tuple(subject.findings)
@@ -180,16 +180,16 @@ def of_compiled(subject: Any) -> Sequence[records.Findings] | None:
     return None if uses is None else _findings(uses)
 
 
-def of_checkpoints(subject: Any) -> Sequence[records.Findings] | None:
+def of_checkpoints(subject: Any) -> Sequence[applied_plans.Findings] | None:
     """The findings by block and kind of call, in the order of the blocks; then by graph compiled in checkpoints or
     around them, and module that runs it. None without a checkpoint of ours."""
     sessions = sessions_of(subject)
     if not sessions:
         return None
-    found: list[records.Findings] = []
+    found: list[applied_plans.Findings] = []
     for region in (region for session in sessions for region in session.regions.values()):
         for kept in region.kept.values():
-            each = records.findings_of(records.AppliedPlan("eager", kept.instructions.plan, kept.audit))
+            each = applied_plans.findings_of(applied_plans.AppliedPlan("eager", kept.instructions.plan, kept.audit))
             found.append(evolve(each, report=evolve(each.report, label=region.root)))
     compiled = [session for session in sessions if session.compiled]
     if not compiled:
@@ -198,11 +198,11 @@ def of_checkpoints(subject: Any) -> Sequence[records.Findings] | None:
     modules = [subject] if isinstance(subject, nn.Module) else [block for each in compiled for block in each.regions]
     uses = [use for module in modules for use in graph_uses_of(module) or ()]
     if not uses:
-        uses = [records.GraphUse(graph) for session in compiled for graph in session.graphs]
+        uses = [applied_plans.GraphUse(graph) for session in compiled for graph in session.graphs]
     return [*found, *_findings(uses)]
 
 
-def _findings(uses: Iterable[records.GraphUse]) -> list[records.Findings]:
+def _findings(uses: Iterable[applied_plans.GraphUse]) -> list[applied_plans.Findings]:
     """The findings of a graph as often as modules run it: each of them keeps what the graph keeps. With what the
     generated code was read to do, which is known of the backward only once that has run."""
     every = ((use.graph.code, found) for use in uses for _ in range(use.modules) for found in use.graph.findings)
@@ -214,7 +214,7 @@ def _findings(uses: Iterable[records.GraphUse]) -> list[records.Findings]:
 
 def watched(
     compiled: Callable[..., Any],
-    graph: records.CompiledGraph,
+    graph: applied_plans.CompiledGraph,
     is_answered: Callable[[], bool],
     check: Callable[[], None],
 ) -> Callable[..., Any]:
@@ -356,7 +356,7 @@ class PolicyBackend:
         self.agree = agree
         self._partitioner = JointPartitioner(policy, deferred=statement_errors.DEFERRED_CODES, root=root)
         self._key = caching.policy_key(policy, root=root)
-        self._graphs: list[records.CompiledGraph] = []
+        self._graphs: list[applied_plans.CompiledGraph] = []
         self._answered = True
         self._known: dict[tuple[int, bool], AgreedAccounts] = {}
         """By code, and whether gradients are computed through it, the graphs that ranks have agreed on."""
@@ -386,7 +386,7 @@ class PolicyBackend:
             raise compilers.through_dynamo(error, sys._getframe()) from None
 
     @property
-    def graphs(self) -> tuple[records.CompiledGraph, ...]:
+    def graphs(self) -> tuple[applied_plans.CompiledGraph, ...]:
         """The graphs compiled so far, in order."""
         return tuple(self._graphs)
 
@@ -429,7 +429,7 @@ class PolicyBackend:
         aside = weights_among(example_inputs, root) if block is None else weights_of_blocks(*block.numbered_blocks())
         if aside is not None:
             partitioner, key = evolve(partitioner, aside=aside), f"{key}:{digest_of([repr(aside)])}"
-        graph = records.described(gm, number=len(self._graphs), root=root)
+        graph = applied_plans.described(gm, number=len(self._graphs), root=root)
         trained = inductor.needs_gradients(gm, example_inputs)
         known = self._known.setdefault((compilers.code_being_compiled(), trained), [])
         topic = inductor.topic_of("compiling", "a graph", root)
@@ -524,21 +524,21 @@ def policy_around(gm: fx.GraphModule) -> Policy | None:
     return next((behind[0].policy for behind in found if behind is not None), None)
 
 
-def graph_uses_of(subject: object) -> tuple[records.GraphUse, ...] | None:
+def graph_uses_of(subject: object) -> tuple[applied_plans.GraphUse, ...] | None:
     """The graphs compiled for a model, a compiled model or function, or a backend, and the number of its modules that
     run each; None for anything else. A model's graphs are those that were called with one of its parameters, whatever
     was passed to ``torch.compile``; those of its last backend, if it was recompiled. If no graph was called with a
     parameter, a compiled model's are those of its backend, and so are a compiled function's."""
     if isinstance(subject, PolicyBackend):
-        return records.of_backend(subject.graphs)
+        return applied_plans.of_backend(subject.graphs)
     if isinstance(subject, fx.GraphModule):
         return None
     its_own = compilers.backend_of(subject)
     if not isinstance(subject, torch.nn.Module):
-        return records.of_backend(its_own.graphs) if isinstance(its_own, PolicyBackend) else None
+        return applied_plans.of_backend(its_own.graphs) if isinstance(its_own, PolicyBackend) else None
     if isinstance(its_own, PolicyBackend):
-        return records.of_model([its_own.graphs], subject) or records.of_backend(its_own.graphs)
-    return records.of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
+        return applied_plans.of_model([its_own.graphs], subject) or applied_plans.of_backend(its_own.graphs)
+    return applied_plans.of_model([one.graphs for one in sorted(_live, key=lambda one: one._born)], subject)
 
 
 def frames_left_of(subject: object, *, others: bool = False) -> tuple[FrameLeft, ...]:

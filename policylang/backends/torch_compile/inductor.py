@@ -31,8 +31,8 @@ from torch import fx
 
 from policylang.audit.order import CodeAudit
 from policylang.backends import caching, runtime
+from policylang.backends.applied_plans import Findings, announce_cached, findings_of, respelled
 from policylang.backends.joint import Done, JointPartitioner, partitions
-from policylang.backends.records import Findings, announce_cached, findings_of, respelled
 from policylang.backends.refusals import Problem, refuse_captured_copies
 from policylang.backends.torch_compile.slices import share_slices
 from policylang.errors import PolicyAuditError, PolicyDivergenceError, PolicyMeaningError, PolicyWarning

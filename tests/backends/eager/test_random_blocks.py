@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import policylang
 from policylang.backends.copies import pool
-from policylang.backends.eager import offloaded, region
+from policylang.backends.eager import moved_values, region
 from tests.support import models
 from tests.support.drawn import examples
 from tests.support.eager import differences, train
@@ -183,8 +183,8 @@ def test_what_is_narrowed_is_asked_for_where_it_was(
     lines = ["blocks layers.*", "optional recompute everything in block", *rules, f"optional save {where} as {form}"]
     text = "\n".join(lines)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offloaded, "narrowed", lambda value, _: (value.clone(),))
-        patch.setattr(offloaded, "widened", lambda parts, _: parts[0].clone())
+        patch.setattr(moved_values, "narrowed", lambda value, _: (value.clone(),))
+        patch.setattr(moved_values, "widened", lambda parts, _: parts[0].clone())
         patch.setattr(region, "raise_differences", lambda _: None)
         expected, model = (
             Model(programs),

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import policylang
 from policylang.backends import path
-from policylang.backends.records import plan_of
+from policylang.backends.applied_plans import plan_of
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind, Mesh
 from policylang.planning.capabilities import HALF
