@@ -201,12 +201,8 @@ def _text(subject: Subject, cluster: Cluster, found: Fitted, output: str | None)
     ]
     if found.policy is not None and not output:
         said.append(found.policy.text.rstrip("\n"))
-    if found.beside:
-        rows = [
-            ("", "peak", "recomputed", "step", "a token"),
-            *(_row(each, answer) for each in (answer, *found.beside)),
-        ]
-        said.append(table(rows, right=range(1, 5)))
+    rows = [_row(each, answer) for each in (answer, *found.beside)]
+    said.append(table([("", "peak", "recomputed", "step", "a token"), *rows], right=range(1, 5)))
     if found.policy is not None:
         lines = _python(subject, cluster, found, output or "recipe.apl")
         said.append("\n".join(("use it:", *(f"    {line}" for line in lines))))

@@ -207,6 +207,7 @@ def test_a_function_makes_the_step(policylang, here, monkeypatch):
     found = policylang("fit", "mine_to_fit:make_step", "--mesh", "fsdp=4", "--seq", "256", *on, "-o", "recipe.apl")
     assert found.code == 0, found.err
     assert "mine_to_fit:make_step, seq 256, batch 1 a GPU, on 4 × h100-sxm, in eager: fits: " in found.out
+    assert "recomputed" in found.out, "what it costs is said where no other size is"
     assert policylang("fit", "mine_to_fit:traced", *on).code == 0
     for function, ranks, message in (
         ("traced", "2", "error[APL652]: `mine_to_fit:traced` returns a step that is traced already"),
