@@ -23,8 +23,7 @@ from policylang.language.syntax import ExpectTotal, Pipeline, Policy
 from policylang.planning import statement_errors
 from policylang.planning.capabilities import PLANNED, PathName, capabilities_for, path_entry
 from policylang.planning.decisions.rule_warnings import conflicts
-from policylang.planning.inspection.costly import costly_rules
-from policylang.planning.inspection.worth import slowing_edits
+from policylang.planning.inspection.costly import costly_lines
 from policylang.planning.pipelines import NO_PIPELINE
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
@@ -189,7 +188,7 @@ def on_graph(
     policy = made
     able = [capabilities_for(facts.kind, path) for facts in graphs.values()]
     plans = tuple(plan(policy, facts, each, device=device) for facts, each in zip(graphs.values(), able, strict=True))
-    weighed = [heeded((*slowing_edits(*each), *costly_rules(*each))) for each in zip(plans, able, strict=True)]
+    weighed = [one_cause(heeded(costly_lines(*each))) for each in zip(plans, able, strict=True)]
     return plans, bounded(tuple(_diagnostics(policy, list(graphs), plans, weighed, one_model)))
 
 

@@ -417,13 +417,15 @@ _ALLOWED = re.compile(r"#\s*allow:\s*((?:APL\d{3}[\s,]*)+)")
 
 
 def heeded(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Diagnostics without the warnings and notes that a comment at their line's end allows: ``# allow: APL701``."""
-    return tuple(each for each in found if is_error(each) or each.span is None or not _is_allowed(each.code, each.span))
+    """Diagnostics without the warnings and notes that a comment allows: ``# allow: APL701`` at the end of their line,
+    or of the include that brings it."""
+    return tuple(each for each in found if is_error(each) or not _is_allowed(each))
 
 
-def _is_allowed(code: str, span: Span) -> bool:
-    lines = map(span.source.line_text, range(span.line, span.end_line + 1))
-    return any(code in match.group(1) for line in lines for match in _ALLOWED.finditer(line))
+def _is_allowed(found: Diagnostic) -> bool:
+    spans = [span for span in (found.span, found.include) if span is not None]
+    lines = (span.source.line_text(number) for span in spans for number in range(span.line, span.end_line + 1))
+    return any(found.code in match.group(1) for line in lines for match in _ALLOWED.finditer(line))
 
 
 def is_error(diagnostic: Diagnostic) -> bool:

@@ -23,8 +23,7 @@ from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind
 from policylang.language.diagnostics import Severity
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.inspection.costly import costly_rules
-from policylang.planning.inspection.worth import slowing_edits
+from policylang.planning.inspection.costly import costly_lines
 from policylang.simulation.node_times import NodeTimes, node_times, operator_name
 from policylang.tuning.evaluation import (
     Allowed,
@@ -35,7 +34,6 @@ from policylang.tuning.evaluation import (
     Infeasible,
     Tuned,
     edited,
-    is_included,
 )
 from policylang.tuning.tuned_policy import at_most
 from policylang.tuning.tuner import Detail, Tuner, undominated
@@ -205,12 +203,12 @@ class Variants:
         return evolve(first, rules="".join(lines))
 
     def _warned(self, each: Candidate) -> dict[int, set[str]]:
-        """The codes of the warnings of ``check``, by line."""
-        made = self._whole.plans[each.rules]
+        """The codes of the warnings of ``check``, by line; those of an included file at its include."""
         found: dict[int, set[str]] = {}
-        for said in (*slowing_edits(made, self.capabilities), *costly_rules(made, self.capabilities)):
-            if said.severity is not Severity.NOTE and said.span is not None and not is_included(said, each.rules):
-                found.setdefault(said.span.line, set()).add(said.code)
+        for said in costly_lines(self._whole.plans[each.rules], self.capabilities):
+            span = said.include or said.span
+            if said.severity is not Severity.NOTE and span is not None:
+                found.setdefault(span.line, set()).add(said.code)
         return found
 
     def _written(self, base: _Base) -> Iterator[Candidate]:

@@ -276,8 +276,8 @@ GRAPH = "docs/graphs/fsdp.graph"
 TEXT = "optional fuse all_gather chains\nundecided -> save"
 
 
-def warned(text: str, device: DeviceProfile | str | None) -> list[policylang.Diagnostic]:
-    found = policylang.check(policylang.parse(text), graph=GRAPH, device=device).diagnostics
+def warned(text: str, device: DeviceProfile | str | None, graph: str = GRAPH) -> list[policylang.Diagnostic]:
+    found = policylang.check(policylang.parse(text), graph=graph, device=device).diagnostics
     return [each for each in found if each.code == "APL380"]
 
 
@@ -297,6 +297,27 @@ def test_on_one_network_it_gains_and_without_a_device_nothing_is_said() -> None:
     whole = evolve(device, networks=tuple(each for each in device.networks if each.ranks is None))
     assert not warned(TEXT, whole)
     assert not warned(TEXT, None)
+
+
+def test_slices_buy_memory_with_time_and_are_named_where_they_buy_none() -> None:
+    text = "chunk loss into 32\nundecided -> save"
+    assert not warned(text, "h100-sxm", "docs/graphs/gpt2.graph")
+    (found,) = warned(text, "h100-sxm", "docs/graphs/vit.graph")
+    assert found.message == (
+        "`chunk loss into 32` slows the step on h100-sxm, from 14.3 ms (0.0142726707 s) to "
+        "14.3 ms (0.0143460591 s), and does not lower the peak"
+    )
+    assert found.help == "remove the line"
+
+
+def test_a_warning_of_an_included_line_names_the_include_and_is_allowed_there(tmp_path: Path) -> None:
+    (tmp_path / "cut.apl").write_text("chunk loss into 32\nundecided -> save\n")
+    (tmp_path / "whole.apl").write_text('include "cut.apl"\n')
+    graph = "docs/graphs/vit.graph"
+    (found,) = policylang.check(tmp_path / "whole.apl", graph=graph, device="h100-sxm").diagnostics
+    assert (found.code, found.related[-1].message) == ("APL380", "included from here")
+    (tmp_path / "whole.apl").write_text('include "cut.apl"  # allow: APL380, the loss may grow\n')
+    assert not policylang.check(tmp_path / "whole.apl", graph=graph, device="h100-sxm").diagnostics
 
 
 def highest(document: dict[str, Any]) -> int:

@@ -22,9 +22,9 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import load
 from policylang.language.diagnostics import Diagnostic, Severity, diagnose
 from policylang.planning.capabilities import Capabilities, PathName, capabilities_for
+from policylang.planning.inspection import costly
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.tuning import variants
 from policylang.tuning.tuned_policy import TunedPolicy
 from tests.support.measured import measured_flat
 from tests.support.textgraph import facts_of
@@ -170,7 +170,7 @@ def test_a_line_that_is_warned_of_stays_where_it_saves_time(monkeypatch: pytest.
 
     facts, rule = tuned_facts(), "save matmul in last 3 blocks"
     assert f"{rule}\n" in tune(facts, peak="450 MiB", device=DEVICE).rules
-    monkeypatch.setattr(variants, "costly_rules", warned)
+    monkeypatch.setattr(costly, "costly_rules", warned)
     found = tune(facts, peak="450 MiB", device=DEVICE)
     assert f"{rule}  # allow: APL709\n" in found.text
     assert found.tuned.chosen in found.table

@@ -19,7 +19,7 @@ from policylang.language.shown import beside, counted, first_lines, format_quant
 from policylang.operators.names import is_all_gather
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.breakdown import copies_of_rules
-from policylang.planning.inspection.worth import SAVED, as_counted
+from policylang.planning.inspection.worth import SAVED, as_counted, slowing_edits
 from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.plan import Plan, RuleOutcome
 from policylang.planning.planner import plan as make_plan
@@ -36,6 +36,13 @@ _LOWER = 0.05  # the share of the peak by which another one is worth a line
 _WORK = 1e-3  # the share of the forward's FLOPs below which recomputing costs nothing
 _FREED = 0.05  # the share of its values' bytes that a rule has to free
 _MOST_LINES = 3
+
+
+def costly_lines(plan: Plan, capabilities: Capabilities) -> tuple[Diagnostic, ...]:
+    """A warning for each line that costs memory, work or time and need not, with the include that brings it; none of a
+    plan with errors."""
+    found = (*slowing_edits(plan, capabilities), *costly_rules(plan, capabilities))
+    return tuple(evolve(each, include=plan.policy.included_by(each.span)) for each in found)
 
 
 def costly_rules(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:

@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Facts, Schedule
 from policylang.language.diagnostics import Diagnostic, diagnose, removed
 from policylang.language.selectors import names_in
-from policylang.language.shown import first_lines, format_quantity, joined
+from policylang.language.shown import beside, first_lines, format_quantity, joined
 from policylang.language.syntax import Action, Bucket, Chunk, Policy, Statement
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.graph_edit import Edit
@@ -254,23 +254,30 @@ def worth_of_edits(plan: Plan, capabilities: Capabilities) -> tuple[EditWorth, .
 
 
 def slowing_edits(plan: Plan, capabilities: Capabilities) -> Iterator[Diagnostic]:
-    """A warning for each line that slows the step on the device that times are worked out for; none without one."""
+    """A warning for each line that slows the step on the device that times are worked out for; none without one. A
+    ``chunk`` line that buys memory with the time of smaller kernels is none, one whose slices wait is."""
     for each in worth_of_edits(plan, capabilities) if plan.shown_times is not None else ():
         if each.slows and each.under is not None and each.without is not None and plan.times is not None:
-            span = plan.policy.rewrites[each.statement].span
-            step, exposed = (
-                tuple(format_quantity(getattr(times, name), "seconds") for times in (each.without, each.under))
-                for name in ("step", "exposed")
-            )
-            message = (
-                f"`{span.one_line}` slows the step on {plan.times.device.name}, from {step[0]} to {step[1]}: "
-                f"{exposed[1]} of it waits for collectives, without the line {exposed[0]}"
+            statement = plan.policy.rewrites[each.statement]
+            span, cuts = statement.span, isinstance(statement, Chunk)
+            waits = (each.exposed_seconds or 0.0) > _NOTICED * each.under.step
+            if cuts and each.peak_bytes < 0 and not waits:
+                continue
+            times = (each.without, each.under), (each.under, each.without)
+            before, after = (beside(one.step, other.step, "seconds") for one, other in times)
+            message = f"`{span.one_line}` slows the step on {plan.times.device.name}, from {before} to {after}"
+            before, after = (format_quantity(one.exposed, "seconds") for one, _ in times)
+            message += (
+                f": {after} of it waits for collectives, without the line {before}"
+                if waits or not cuts
+                else ", and does not lower the peak"
             )
             help = "leave it out if its collectives would move from a fast network to a slow one"
             done = plan.edits.of(each.statement).done
             details = first_lines(_edited_groups(done, plan.before), _MOST_LINES)
-            if isinstance(plan.policy.rewrites[each.statement], Chunk):
-                help, details = "cut into fewer slices", tuple(edit.note for edit in done if edit.note)
+            if cuts:
+                help = "cut into fewer slices" if waits else "remove the line"
+                details = tuple(edit.note for edit in done if edit.note)
             yield diagnose(SLOWER, message, span, help=help, details=details, fixes=[removed(span)])
 
 
