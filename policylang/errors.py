@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from policylang.language.diagnostics import Diagnostic, one_cause
-from policylang.language.shown import as_text
+from policylang.language.diagnostics import Diagnostic, diagnose, one_cause
+from policylang.language.shown import as_text, shortened
 
 
 class PolicyError(Exception):
@@ -46,3 +49,34 @@ class PolicyDivergenceError(PolicyError):
 
 class PolicyWarning(UserWarning):
     """Something in a policy that is allowed and is probably not meant."""
+
+
+WRONG_ARGUMENT = "APL251"
+_LONGEST = 60
+
+
+def check_argument(name: str, given: Any, fits: bool, wanted: str) -> None:
+    """Raises ``PolicyMeaningError`` for an argument of a public function that does not fit; ``wanted`` is what does."""
+    if not fits:
+        plain = isinstance(given, str | bytes | int | float | None)
+        shown = shortened(repr(given), _LONGEST) if plain else f"a `{type(given).__name__}`"
+        message = f"`{name}` is {wanted}, and not {f'`{shown}`' if plain else shown}"
+        raise PolicyMeaningError([diagnose(WRONG_ARGUMENT, message)])
+
+
+def check_flags(**flags: Any) -> None:
+    for name, given in flags.items():
+        check_argument(name, given, isinstance(given, bool), "True or False")
+
+
+def is_count(given: Any, least: int = 0) -> bool:
+    """A whole number from ``least`` on."""
+    return isinstance(given, int) and not isinstance(given, bool) and given >= least
+
+
+def file_of(name: str, given: Any) -> Path:
+    """The file that an argument names. Raises as :func:`check_argument` does for what names none."""
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    named = isinstance(path, str) and "\0" not in path and bool(Path(path).name)
+    check_argument(name, given, named, "the path of a file")
+    return Path(given)

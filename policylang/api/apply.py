@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from policylang.backends.joint import JointPartitioner
 from policylang.backends.path import apply_policy, checked_module, findings_on
 from policylang.backends.rewriting import first_difference
 from policylang.backends.torch_compile.backend import frames_left_of
-from policylang.errors import PolicyGraphError, PolicyWarning
+from policylang.errors import PolicyGraphError, PolicyWarning, check_argument, check_flags, is_count
 from policylang.graph import marks
 from policylang.graph.phases import has_backward
 from policylang.language.shown import listed
@@ -63,6 +64,7 @@ def apply(
     one that has a policy; ``PolicyDivergenceError`` if ranks have different plans, or one is missing.
     ``PolicyAuditError`` if the changed graph does not follow the plan.
     """
+    check_flags(agree=agree)
     return apply_policy(gm, policy_of(policy, device), mesh, agree=agree)
 
 
@@ -91,6 +93,8 @@ def partition(
     Raises what ``policylang.apply`` raises, and ``PolicyGraphError`` for a graph that is not joint or has no policy.
     """
     checked_module(gm, "a partition is of a graph module")
+    check_flags(agree=agree)
+    check_argument("num_fwd_outputs", num_fwd_outputs, is_count(num_fwd_outputs), "a whole number from 0 on")
     applied = applied_plans.plan_of(gm)
     given = policy if policy is not None or applied is None else applied.policy
     if given is None:
@@ -124,6 +128,9 @@ def context_fn(policy: PolicyLike, module: nn.Module, *, root: str = "", strict:
     The block's first call raises ``PolicyMatchError`` where policy and block do not fit, ``PolicyGraphError`` where
     the block cannot be recorded, and ``PolicyAuditError`` where it holds other memory than planned.
     """
+    refusals.checked_model(module, "a checkpoint runs a block of a model, or a model")
+    check_argument("root", root, isinstance(root, str), "the dotted name of a module")
+    check_flags(strict=strict)
     return contexts_for(module, partial(policy_of, policy), _identity(policy), root, strict)
 
 
@@ -152,6 +159,7 @@ def checkpoint_model(
     that eager or ``fully_shard`` cannot follow. The first call of a block raises what :func:`context_fn` lists.
     """
     refusals.checked_model(model, "checkpoints go around the blocks of a model")
+    check_flags(strict=strict, preserve_rng_state=preserve_rng_state)
     if policy is None:
         take_off(model)
         return model
@@ -161,7 +169,7 @@ def checkpoint_model(
 
 def _identity(policy: PolicyLike) -> tuple[Any, ...]:
     """A file that has changed is another policy. A loaded policy is itself, as long as its session lives."""
-    if isinstance(policy, Policy):
+    if not isinstance(policy, str | os.PathLike):
         return (id(policy),)
     path = Path(policy)
     return (str(path), path.stat().st_mtime_ns if path.is_file() else 0)
@@ -240,6 +248,7 @@ def trace_step(
     this device, or the optimizer has no state or other parameters.
     """
     refusals.checked_model(model, "a step is traced of a model")
+    check_argument("optimizer", optimizer, isinstance(optimizer, Optimizer | None), "a `torch.optim.Optimizer`")
     target = target_device.target_device(device, compute_capability) or target_device.ambient_device()
     state = step.read_state(model)
     step.check_hooks(state)

@@ -18,7 +18,7 @@ from policylang.backends.torch_compile.backend import (
     warn_of_recompile_limit,
 )
 from policylang.backends.torch_compile.inductor import Inner
-from policylang.errors import PolicyError, PolicyMeaningError
+from policylang.errors import PolicyError, PolicyMeaningError, check_flags
 from policylang.graph import marks
 from policylang.language.syntax import Policy
 from policylang.planning.plan import policy_text
@@ -75,6 +75,7 @@ def pass_(policy: PolicyLike, *, mesh: Any = None, agree: bool = True) -> Policy
 
     Raises ``PolicyError`` for a policy that cannot be read or has errors.
     """
+    check_flags(agree=agree)
     return PolicyPass(policy_of(policy), mesh, agree)
 
 

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
-from policylang.errors import PolicyGraphError, PolicyMeaningError, PolicySyntaxError, PolicyWarning
+from policylang.errors import (
+    PolicyGraphError,
+    PolicyMeaningError,
+    PolicySyntaxError,
+    PolicyWarning,
+    check_argument,
+    check_flags,
+)
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, kind_of, one_of, place_of, read_device, tables_of
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose, is_syntax, left_out, removed
@@ -146,6 +153,7 @@ def parse(
     stage: int | None = None,
 ) -> Policy:
     """Load a policy from its text; raises and warns as :func:`load` does. Reports call the text ``name``."""
+    check_argument("name", name, isinstance(name, str), "what reports call the text")
     made = _policy(parse_policy(text, name=name, operators=operators_at_hand(met=_operators_of(graph))))
     return staged(on_device(made, device), stage)
 
@@ -403,6 +411,8 @@ def check(
 
     A mistake in a policy or a graph, or a missing file, is a diagnostic: it never raises for them.
     """
+    check_flags(one_model=one_model, lossless=lossless)
+    check_argument("pipeline", pipeline, isinstance(pipeline, Pipeline | None), "a `Pipeline`")
     given = [each for path in paths for each in _loaders(path)]
     files = tuple(name for name, _ in given)
     profile = device_of(device)

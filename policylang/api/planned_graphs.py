@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import evolve
 
-from policylang.errors import PolicyGraphError, PolicyMeaningError
+from policylang.errors import PolicyGraphError, PolicyMeaningError, check_argument
 from policylang.graph import snapshot
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.stages import NO_CHAIN, joined_stages
@@ -55,6 +55,8 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
     if isinstance(subject, str | bytes | os.PathLike):
         return (_of_file(subject),)
     if isinstance(subject, list | tuple):
+        if not subject:
+            raise nothing("a list of no stages has no graph", "pass the graph of each stage of the pipeline, in order")
         stages = [facts_of(each) for each in subject]
         if (odd := next((number for number, found in enumerate(stages) if len(found) != 1), None)) is not None:
             message = f"stage {odd} has {counted(len(stages[odd]), 'graph')}, and a stage of a pipeline has one"
@@ -218,6 +220,7 @@ def read_pipeline(
     if schedule not in SCHEDULES:
         near = did_you_mean(nearest(schedule, SCHEDULES)) or f"the schedules are {', '.join(SCHEDULES)}"
         return diagnose(NO_PIPELINE, f"there is no schedule `{schedule}`", help=near)
+    check_argument("microbatches", microbatches, isinstance(microbatches, int), "a whole number")
     parts = str(stages).split(",")
     numbers = [int(each) for each in parts if each.strip().isdecimal()]
     firsts = tuple(numbers) if len(parts) > 1 else ()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from policylang.errors import PolicyError
+from policylang.errors import PolicyError, check_argument, file_of
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import diagnose
 from policylang.language.files import write_whole
@@ -45,7 +45,10 @@ def profile_device(
 
     Raises ``PolicyError`` where there is no such device, the file cannot be written, or nothing could be timed.
     """
-    target = Path(path)
+    target = file_of("path", path)
+    check_argument("name", name, isinstance(name, str | None), "the name of a profile, as a text")
+    check_argument("seconds", seconds, isinstance(seconds, int | float), "a number of seconds")
+    check_argument("progress", progress, callable(progress), "a function of one text")
     table = target.with_suffix(".table")
     title = target.stem if name is None else name
     problems: list[PolicyError | None] = [_first_problem(target, table, title, seconds, device)]
@@ -97,7 +100,7 @@ def _first_problem(
 def _device(asked: str | torch.device | None) -> torch.device:
     try:
         device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         raise _problem(NO_DEVICE, f"there is no device `{asked}`", "`cuda`, `cuda:1` or `cpu`") from None
     if device.type not in ("cuda", "cpu"):
         raise _problem(NO_DEVICE, f"a device of the kind `{device.type}` is not measured", "`cuda` or `cpu`")

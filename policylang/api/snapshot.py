@@ -9,7 +9,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from policylang.api.planned_graphs import facts_of, nothing
-from policylang.errors import PolicyGraphError, PolicyWarning
+from policylang.errors import PolicyGraphError, PolicyWarning, file_of
 from policylang.graph.facts import Facts
 from policylang.graph.snapshot import load, write
 from policylang.graph.traced_device import ATTENTION_IN_MATMULS, kernel_findings, traced_on
@@ -74,7 +74,7 @@ def write_snapshots(
             help = "pass the function that calls `policylang.trace_step`, or trace with "
             help += f'`policylang.trace_step(…, device="{device.kind}")`'
             raise PolicyGraphError([diagnose(OTHER_DEVICE, message, help=help)])
-    target = Path(path)
+    target = file_of("path", path)
     several = (target.with_name(f"{target.stem}.{number}{target.suffix}") for number in range(len(found)))
     paths = (target,) if len(found) == 1 else tuple(several)
     for facts, each in zip(found, paths, strict=True):

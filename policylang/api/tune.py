@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from policylang.api.load import DeviceLike, device_of, parse
 from policylang.api.planned_graphs import checked_path, read_any, read_pipeline, with_order
-from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError, PolicyMeaningError
+from policylang.errors import (
+    PolicyError,
+    PolicyGraphError,
+    PolicyMatchError,
+    PolicyMeaningError,
+    check_argument,
+    check_flags,
+)
 from policylang.graph.expert_load import under_load
 from policylang.graph.facts import Facts, uncounted_operators
 from policylang.language.devices.profile import DeviceProfile
@@ -89,6 +96,8 @@ def tune(
     anything to tune, and :class:`PolicyMatchError` if no policy meets the budget, with what is too large.
     """
     facts = read_any(graph)
+    check_flags(offload=offload, chunk=chunk, order=order, lossy=lossy, table=table)
+    check_argument("device", device, device is not None, "the name or the path of a device profile")
     profile = device_of(device)
     assert profile is not None
     budget = read_or_raise(budgets.read_budget(peak, saved, recompute_time))

@@ -31,10 +31,10 @@ from policylang.api.planned_graphs import checked_path, read_any, scheduled
 from policylang.backends.copies import timed_copies
 from policylang.backends.eager.checkpoint import blocks_in
 from policylang.backends.refusals import checked_model
-from policylang.errors import PolicyError, PolicyMatchError, PolicyWarning
+from policylang.errors import PolicyError, PolicyMatchError, PolicyWarning, check_argument, file_of, is_count
 from policylang.graph.facts import InputKind
 from policylang.language.diagnostics import Diagnostic, diagnose, is_error
-from policylang.language.files import write_whole
+from policylang.language.files import reason_of, write_whole
 from policylang.language.shown import beside, format_quantity
 from policylang.language.syntax import ExpectTotal, Policy
 from policylang.planning.capabilities import PathName, capabilities_for
@@ -90,12 +90,18 @@ def watch(
     checked_model(subject, "what is watched is the training of a model")
     policy = policy_of(recipe)
     checked_path(path)
+    file = None if to is None else file_of("to", to)
+    if file is not None:
+        there = not file.is_dir() and file.parent.is_dir()
+        check_argument("to", os.fspath(file), there, "the path of a file in a folder that is there")
+    check_argument("steps", steps, is_count(steps, 1), "a whole number from 1 on")
+    check_argument("optimizer", optimizer, isinstance(optimizer, Optimizer | None), "a `torch.optim.Optimizer`")
     if graph is None and isinstance(recipe, str | os.PathLike):
         beside_it = Path(recipe).with_suffix(".graph")
         graph = beside_it if beside_it.is_file() else None
     planned = None if graph is None else planned_figures(policy, graph, path, device)
     name = os.fspath(recipe) if isinstance(recipe, str | os.PathLike) else policy.name
-    return WatchedRun(subject, policy, name, planned, None if to is None else Path(to), optimizer, max(1, steps))
+    return WatchedRun(subject, policy, name, planned, file, optimizer, steps)
 
 
 class WatchedRun:
@@ -217,7 +223,13 @@ class WatchedRun:
         if write:
             self.data = self._measured()
             if self._to is not None:
-                write_whole(self._to, (json.dumps(self.data, indent=2, allow_nan=False) + "\n").encode())
+                try:
+                    write_whole(self._to, (json.dumps(self.data, indent=2, allow_nan=False) + "\n").encode())
+                except OSError as error:  # the training goes on: it has its steps, and `data` what was measured
+                    message = (
+                        f"`{self._to}` cannot be written: {reason_of(error)}; the run's `data` has what was measured"
+                    )
+                    warnings.warn(message, PolicyWarning, stacklevel=3)
 
     def _mark(self) -> Any:
         if self._on_cpu:

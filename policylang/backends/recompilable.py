@@ -14,6 +14,8 @@ from attrs import evolve
 from torch import fx
 
 from policylang.backends import refusals
+from policylang.backends.path import checked_module
+from policylang.errors import check_argument, is_count
 from policylang.graph import marks
 from policylang.graph.facts import Flag
 from policylang.graph.marks import SavedMarker
@@ -103,6 +105,8 @@ def recompilable(forward: fx.GraphModule, *, num_fwd_outputs: int) -> fx.GraphMo
 
     Raises ``PolicyGraphError`` for a forward that updates a buffer, as BatchNorm in training does.
     """
+    checked_module(forward, "what is compiled again is the forward graph of a partition")
+    check_argument("num_fwd_outputs", num_fwd_outputs, is_count(num_fwd_outputs), "a whole number from 0 on")
     for node in forward.graph.nodes:
         operator_called = describe(node.target) if node.op == "call_function" else None
         if operator_called is not None and (operator_called.flags & Flag.WRITES or unread(node)):

@@ -20,7 +20,7 @@ import policylang
 from policylang.api.load import PolicyLike, policy_of
 from policylang.audit.report import Report
 from policylang.backends.path import path_named
-from policylang.errors import PolicyError
+from policylang.errors import PolicyError, check_argument
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.shown import counted, format_quantity, joined, listed, uncounted_text
@@ -230,6 +230,8 @@ def agree(
     not make a new, equal model each time, and whatever the plain model raises. A path that fails is a row of the
     result.
     """
+    for name, given in (("model_factory", model_factory), ("loss_fn", loss_fn)):
+        check_argument(name, given, callable(given), "a function")
     loaded = policy_of(policy)
     return compare_paths(Setup(model_factory, loss_fn, batch_of(batch), seed), loaded, paths, progress)
 

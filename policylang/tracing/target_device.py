@@ -343,7 +343,7 @@ def target_device(device: Device | None, capability: Capability | None = None) -
         return None
     try:
         kind = torch.device("cuda" if device is None else device).type
-    except RuntimeError:
+    except (RuntimeError, TypeError, ValueError):
         kind = ""
     if kind not in ("cuda", "cpu"):
         help = "`cuda` or `cpu`; without a device a step is traced where its model is"
@@ -362,7 +362,7 @@ def target_device(device: Device | None, capability: Capability | None = None) -
 
 
 def _capability(given: Capability) -> tuple[int, int]:
-    text = given if isinstance(given, str) else ".".join(map(str, given))
+    text = ".".join(map(str, given)) if isinstance(given, tuple | list) else str(given)
     major, dot, minor = text.partition(".")
     if not (dot and major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
         help = "two numbers: 8.0 (A100), 8.9 (L40S, RTX 40), 9.0 (H100, H200), 10.0 (B200), 12.0 (RTX 50)"

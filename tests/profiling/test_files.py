@@ -80,7 +80,7 @@ def test_a_measurement_is_replaced_and_nothing_else(
         (("-o", "{tmp}/our.toml", "--name", "two\nlines"), "a text of one line"),
         (("-o", "{tmp}/our\n.toml"), "a text of one line"),
         (("-o", "{tmp}/our.toml", "--name", " "), "a text of one line"),
-        (("-o", "{tmp}/\0.toml"), "a text of one line"),
+        (("-o", "{tmp}/\0.toml"), "`path` is the path of a file, and not"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_measured(
