@@ -61,7 +61,7 @@ def watch(
     *,
     to: str | os.PathLike[str] | None = None,
     graph: Any = None,
-    path: PathName = "eager",
+    path: PathName | None = None,
     device: DeviceLike | None = None,
     optimizer: Optimizer | None = None,
     steps: int = 3,
@@ -74,7 +74,8 @@ def watch(
         to: the file that gets what was planned and what was measured, as JSON.
         graph: what the policy was planned on, as :func:`policylang.tune` takes it; by default the snapshot beside the
             recipe, ``recipe.graph``.
-        path: what carries the policy out, as for :func:`policylang.check`.
+        path: what carries the policy out, as for :func:`policylang.check`; by default ``"joint"`` where the model or a
+            part of it is compiled, and ``"eager"`` else.
         device: the profile for planned times; by default the one that the policy's ``device`` line names.
         optimizer: whose state is counted apart from what the graph of the step holds; by default the first that makes a
             step. Name it where it has state already.
@@ -99,6 +100,8 @@ def watch(
     if graph is None and isinstance(recipe, str | os.PathLike):
         beside_it = Path(recipe).with_suffix(".graph")
         graph = beside_it if beside_it.is_file() else None
+    if path is None:
+        path = "joint" if any(map(is_compiled, subject.modules())) else "eager"
     planned = None if graph is None else planned_figures(policy, graph, path, device)
     name = os.fspath(recipe) if isinstance(recipe, str | os.PathLike) else policy.name
     return WatchedRun(subject, policy, name, planned, file, optimizer, steps)

@@ -118,8 +118,11 @@ def test_a_model_that_is_compiled_while_it_is_watched_stays_one_graph(trained):
     compiled = torch.compile(
         policylang.checkpoint_model(model, None), backend=policylang.backend("recipe.apl", inner="aot_eager")
     )
-    with policylang.watch(compiled, "recipe.apl", path="joint") as run:
+    with policylang.watch(compiled, "recipe.apl") as run:
         compiled(x).backward()
+    planned = {each["source"]: each["saved_bytes"] for each in run.data["planned"]["lines"]}
+    assert run.data["measured"]["saved_bytes_by_line"] == planned  # as a compiler keeps it, not a checkpoint
+    assert planned["recipe.apl:2"] > 4 * 512 * 256 * 4
     assert not policylang.report(compiled).graphs  # as of several
     assert run.data["measured"]["graph_bytes"] == pytest.approx(run.data["planned"]["peak_bytes"], rel=0.05)
     assert run.data["measured"]["blocks"] == []
