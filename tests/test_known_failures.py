@@ -19,14 +19,11 @@ from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.language.loader import parse_policy
 from policylang.language.syntax import Policy
 from tests.graph.captured import facts_of_model
-from tests.support.compiled import Trained, assert_bitwise_equal, train
+from tests.support.compiled import Trained, assert_bitwise_equal, backend_for, train
+from tests.support.drawn import slow
 from tests.support.models import Example, Function, counter, gpt2, llama, mixtral, mlp, square_loss
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
-
-
-def backend_of(text: str) -> PolicyBackend:
-    return policylang.backend(policylang.parse(text), inner="aot_eager")
 
 
 def trained(example: Example, backend: PolicyBackend | str, *, steps: int = 1) -> Trained:
@@ -34,7 +31,7 @@ def trained(example: Example, backend: PolicyBackend | str, *, steps: int = 1) -
 
 
 def report_on(text: str, example: Example) -> Report:
-    backend = backend_of(text)
+    backend = backend_for(text)
     trained(example, backend)
     return policylang.report(backend)
 
@@ -50,7 +47,7 @@ def report_on(text: str, example: Example) -> Report:
 def test_a_misspelt_path_or_an_operator_that_does_not_occur_is_an_error(rule: str, said: str) -> None:
     """TorchTitan's ``full_recompute_save_ops`` saved 0 nodes without a word; so did maxtext#971, DeepSpeed#5704."""
     with pytest.raises(policylang.PolicyMatchError) as caught:
-        trained(mlp(), backend_of(f"recompute everything; {rule}"))
+        trained(mlp(), backend_for(f"recompute everything; {rule}"))
     assert f"`{rule}` matches nothing" in str(caught.value)
     assert said in str(caught.value)
 
@@ -115,7 +112,7 @@ def test_a_budget_does_not_undo_a_rule(budget: float) -> None:
 def test_dropout_is_recomputed_with_the_mask_it_drew() -> None:
     """pytorch#190758, OLMo-core#828: with a fresh one, gradients were wrong and nothing said so."""
     plain = trained(gpt2(1), "aot_eager")
-    backend = backend_of("recompute everything in block")
+    backend = backend_for("recompute everything in block")
     assert_bitwise_equal(trained(gpt2(1), backend), plain)
     report = policylang.report(backend)
     assert any("dropout" in name for name in report.recomputed.names)
@@ -137,11 +134,11 @@ def scaled() -> Example:
 def test_a_buffer_that_is_written_after_it_was_read_is_not_read_again() -> None:
     """pytorch#197039, torchtitan#4708: the recomputation read what the step had written."""
     with pytest.raises(policylang.PolicyMatchError) as caught:
-        trained(scaled(), backend_of("recompute everything"))
+        trained(scaled(), backend_for("recompute everything"))
     said = "`recompute everything` cannot recompute `exp`: it reads memory that the graph changes"
     assert said in str(caught.value)
     uncompiled = train(scaled(), steps=2)
-    assert_bitwise_equal(trained(scaled(), backend_of("optional recompute everything"), steps=2), uncompiled)
+    assert_bitwise_equal(trained(scaled(), backend_for("optional recompute everything"), steps=2), uncompiled)
 
 
 def test_counters_move_once_a_step() -> None:
@@ -149,18 +146,16 @@ def test_counters_move_once_a_step() -> None:
 
     With the model as it runs uncompiled: torch's own partitioner reads the counter after its update (seen with 2.13).
     """
-    ours = trained(counter(), backend_of("optional recompute everything"), steps=3)
+    ours = trained(counter(), backend_for("optional recompute everything"), steps=3)
     assert set(ours.buffers) == {"count", "cache"}
     assert_bitwise_equal(ours, train(counter(), steps=3))
 
 
-@pytest.mark.parametrize(
-    "text", ["recompute everything", pytest.param("recompute everything; save topk", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("text", ["recompute everything", slow("recompute everything; save topk")])
 def test_tokens_go_to_the_experts_they_went_to(text: str) -> None:
     """torchtitan#1117, pytorch#186572: the routing flipped between forward and recomputation."""
     plain = trained(mixtral(1), "aot_eager")
-    backend = backend_of(text)
+    backend = backend_for(text)
     assert_bitwise_equal(trained(mixtral(1), backend), plain)
     report = policylang.report(backend)
     assert [rule.decided for rule in report.rules[1:]] == [1][: text.count(";")]
@@ -172,7 +167,7 @@ def test_tokens_go_to_the_experts_they_went_to(text: str) -> None:
 def test_attention_without_dropout_is_recomputed_as_any_other_operator() -> None:
     """pytorch#187985: SDPA is tagged random whatever its dropout, and was refused."""
     plain = trained(llama(1), "aot_eager")
-    backend = backend_of("recompute everything")
+    backend = backend_for("recompute everything")
     assert_bitwise_equal(trained(llama(1), backend), plain)
     recomputed = policylang.report(backend).recomputed.names
     assert sum(name.startswith("_scaled_dot_product") for name in recomputed) == 1
@@ -183,7 +178,7 @@ def test_a_changed_policy_decides_anew() -> None:
     module, inputs, loss_fn = mlp()
     saved = []
     for text in ("recompute everything", "save everything", "recompute everything"):
-        backend = backend_of(text)
+        backend = backend_for(text)
         loss_fn(torch.compile(module, backend=backend)(*inputs)).backward()
         saved.append(len(policylang.report(backend).saved))
     assert saved[0] == saved[2] < saved[1]

@@ -12,6 +12,7 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import GraphKind
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
+from tests.support.compiled import backend_for
 from tests.support.joint import capture_joint
 from tests.support.models import llama, mlp
 
@@ -41,7 +42,7 @@ def test_a_compiled_model_and_its_backend(tmp_path):
 
 def test_a_model_of_several_graphs_becomes_several_files(tmp_path):
     torch._dynamo.reset()
-    backend = policylang.backend(policylang.parse("save mm or addmm"), inner="aot_eager")
+    backend = backend_for("save mm or addmm")
     for example in (mlp(width=16), mlp(width=24)):
         model = torch.compile(example.module, backend=backend, dynamic=False)
         example.loss_fn(model(*example.inputs)).backward()

@@ -36,6 +36,9 @@ from tests.support.sharded import fake_ranks
 POLICY = "recompute everything\nsave first cos"
 
 
+DRAWS_SWAPPED = "`rand_like` runs after `rand_like_1`, which is not the order of the plan"
+
+
 @pytest.fixture
 def graph() -> Traced:
     return traced(lambda x: x.sin().cos().sin().cos(), torch.randn(4, 4))
@@ -149,9 +152,8 @@ def test_notices_that_two_draws_were_exchanged(forward: Callable[..., torch.Tens
     partition = graph.partition("recompute everything")
     assert partition.audit.random_states == 2
     assert again(graph, partition).agrees
-    wrappers = [
-        each for each in partition.backward.graph.nodes if getattr(each.target, "__name__", "") == "run_with_rng_state"
-    ]
+    nodes = partition.backward.graph.nodes
+    wrappers = [each for each in nodes if getattr(each.target, "__name__", "") == "run_with_rng_state"]
     states = [wrapper.args[0] for wrapper in wrappers]
     for wrapper, state in zip(wrappers, reversed(states), strict=True):
         wrapper.update_arg(0, state)
@@ -230,9 +232,7 @@ def test_notices_that_two_draws_changed_places() -> None:
     partition = graph.partition("undecided -> save")
     forward = partition.forward.graph
     node(forward, "rand_like").prepend(node(forward, "rand_like_1"))
-    assert said(graph, partition) == [
-        ("APL410", "`rand_like` runs after `rand_like_1`, which is not the order of the plan")
-    ]
+    assert said(graph, partition) == [("APL410", DRAWS_SWAPPED)]
 
 
 def test_notices_that_two_replayed_draws_changed_places() -> None:
@@ -241,17 +241,14 @@ def test_notices_that_two_replayed_draws_changed_places() -> None:
     partition = graph.partition("recompute everything")
     keepers = [each for each in partition.forward.graph.nodes if "run_and_save" in str(each.target)]
     keepers[0].prepend(keepers[1])
-    assert said(graph, partition) == [
-        ("APL410", "`rand_like` runs after `rand_like_1`, which is not the order of the plan")
-    ]
+    assert said(graph, partition) == [("APL410", DRAWS_SWAPPED)]
 
 
 def test_notices_what_runs_before_its_argument(graph: Traced, partition: Partition) -> None:
     forward = partition.forward.graph
     node(forward, "sin").prepend(node(forward, "cos"))
-    assert said(graph, partition) == [
-        ("APL410", "`cos` runs before `sin`, which it reads, which is not the order of the plan")
-    ]
+    found = "`cos` runs before `sin`, which it reads, which is not the order of the plan"
+    assert said(graph, partition) == [("APL410", found)]
 
 
 @pytest.fixture
@@ -401,9 +398,8 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, ...]]:
         return audit_eager(plan, needs, held, outside)
 
     monkeypatch.setattr(region, "audit_eager", noted)
-    model = policylang.checkpoint_model(
-        nn.Sequential(Block()), policylang.parse("blocks *\n" + EAGER_POLICY), strict=True
-    )
+    policy = policylang.parse("blocks *\n" + EAGER_POLICY)
+    model = policylang.checkpoint_model(nn.Sequential(Block()), policy, strict=True)
     model(torch.randn(4, 4, requires_grad=True)).sum().backward()
     yield from seen
 

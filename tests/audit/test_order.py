@@ -3,11 +3,8 @@
 import ast
 import json
 import operator
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -47,6 +44,7 @@ from tests.backends.test_partition_cases import traced
 from tests.support.decided import decided
 from tests.support.flat_graphs import copy_graph
 from tests.support.orders import drawn_order, order_of
+from tests.support.process import python
 from tests.support.random_flat import random_flat
 from tests.support.run_partition import Traced
 from tests.support.sharded import ALL_GATHER, fake_ranks, sharded_stack
@@ -135,9 +133,7 @@ def swapped(gm: fx.GraphModule) -> str:
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )  # fmt: skip
-def test_what_somebody_changed_is_named(
-    step: fx.GraphModule, change: Callable[[fx.GraphModule], str], code: str
-) -> None:
+def test_what_somebody_changed_is_named(step, change, code) -> None:
     gm = copy_graph(step)
     order = order_of(collect(gm))
     assert audit_order(order, gm.graph) == ()
@@ -463,9 +459,8 @@ class SlowReader:
 
     def saved(self) -> list[int]:
         facts = self.facts
-        return sorted(
-            row for row in self.crossing() if facts.phases[row] == Phase.FORWARD and not facts.has(row, Flag.SYMBOLIC)
-        )
+        forward = (row for row in self.crossing() if facts.phases[row] == Phase.FORWARD)
+        return sorted(row for row in forward if not facts.has(row, Flag.SYMBOLIC))
 
     def recomputed(self) -> list[int]:
         return [self.row(node) for node in self.nodes if self.second(node)]
@@ -561,9 +556,7 @@ def assert_same_reading(facts: Facts, graph: fx.Graph) -> None:
 
 @given(numbers, choices, st.integers(2, 6), spoilings)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.data_too_large])
-def test_reads_what_the_definitions_say(
-    drawn: list[int], recompute: list[bool], segments: int, spoiled: list[tuple[int, int, int]]
-) -> None:
+def test_reads_what_the_definitions_say(drawn, recompute, segments, spoiled) -> None:
     gm = random_flat(drawn, segments).gm
     facts = collect(gm)
     plan = decided(facts, lambda owner: recompute[owner % len(recompute)])
@@ -598,9 +591,10 @@ def assert_same_halves(facts: Facts, found: Found, forward: fx.Graph, backward: 
     assert returned == {name: outputs + at for at, name in enumerate(kept) if name in crossing}
     called = [facts.index.get(node.name, -1) for node in backward.nodes if node.op == "call_function"]
     again = [row for row in called if row >= 0 and facts.phases[row] == Phase.FORWARD]
-    assert [row for row in found.recomputed if not facts.has(row, Flag.RANDOM)] == [
-        row for row in again if not facts.has(row, Flag.RANDOM)
-    ]
+    found_again, planned = (
+        [row for row in each if not facts.has(row, Flag.RANDOM)] for each in (found.recomputed, again)
+    )
+    assert found_again == planned
     for graph in (forward, backward):
         order = {node: at for at, node in enumerate(graph.nodes)}
         early = {
@@ -659,10 +653,7 @@ def test_it_imports_nothing_that_it_audits() -> None:
 def test_nothing_that_it_imports_does() -> None:
     modules = [f"policylang.audit.{file.stem}" for file in (PACKAGE / "audit").glob("*.py") if file.stem[0] != "_"]
     program = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; print(*sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert [name for name in done.stdout.split() if name.startswith(AUDITED)] == []
+    assert [name for name in python("-c", program).stdout.split() if name.startswith(AUDITED)] == []
 
 
 def test_backends_call_it_at_the_end_and_take_nothing_else_from_it() -> None:

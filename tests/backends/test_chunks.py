@@ -27,6 +27,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.torch_compat import compilers
 from tests.support.architectures import ENDS, EVERY, GROUPED
+from tests.support.compiled import backend_for
 from tests.support.models import Function
 
 ROWS, WIDTH, VOCABULARY = 12, 8, 40
@@ -308,7 +309,7 @@ def test_in_eager_it_is_refused_by_name() -> None:
 
 def test_sizes_that_are_not_fixed_are_refused() -> None:
     torch._dynamo.reset()
-    backend = policylang.backend(policylang.parse("chunk loss into 3"), inner="aot_eager")
+    backend = backend_for("chunk loss into 3")
     with pytest.raises(PolicyMatchError, match="sizes not fixed: mm"):
         torch.compile(cross_entropy, backend=backend, dynamic=True)(model(), *batch()).backward()
 
@@ -328,13 +329,11 @@ def test_a_distilled_head_is_cut_with_its_teacher() -> None:
         parameter.requires_grad_(False)
 
     def distilled(m: Any, x: Tensor, labels: Tensor) -> Tensor:
-        return F.kl_div(
-            m.student(x).log_softmax(-1), m.teacher(x).log_softmax(-1), log_target=True, reduction="none"
-        ).sum()
+        student, taught = (each(x).log_softmax(-1) for each in (m.student, m.teacher))
+        return F.kl_div(student, taught, log_target=True, reduction="none").sum()
 
-    step = step_of(
-        Function(lambda pair, x: pair.student(x), student=model(), teacher=teacher), distilled, data := batch()
-    )
+    pair = Function(lambda pair, x: pair.student(x), student=model(), teacher=teacher)
+    step = step_of(pair, distilled, data := batch())
     want = step(*data)
     policylang.apply(step.gm, policylang.parse("chunk loss into 4"))
     compare(want, step(*data), 1e-12)
@@ -356,7 +355,7 @@ def test_a_joint_graph_gives_the_same(loss: Loss, lead: tuple[int, ...], text: s
     cut = copy.deepcopy(whole)
 
     torch._dynamo.reset()
-    compiled = torch.compile(loss, backend=policylang.backend(policylang.parse(text), inner="aot_eager"))
+    compiled = torch.compile(loss, backend=backend_for(text))
     compare(gradients(whole, loss, data, 3.0), gradients(cut, compiled, data, 3.0), 1e-12)
     report = policylang.report(compiled)
     assert report.rewrites[0].done == 1
@@ -379,9 +378,7 @@ def test_a_backward_beside_its_forward_keeps_bits_and_serves_more_than_once() ->
         whole, data = model(), batch()
         cut = copy.deepcopy(whole)
         torch._dynamo.reset()
-        compiled = torch.compile(
-            cross_entropy, backend=policylang.backend(policylang.parse("chunk loss into 3"), inner="aot_eager")
-        )
+        compiled = torch.compile(cross_entropy, backend=backend_for("chunk loss into 3"))
         found = gradients(cut, compiled, data, scale, backwards)[1]
         want = gradients(whole, cross_entropy, data, scale, backwards)[1]
         assert torch.equal(found["stem.weight"], want["stem.weight"])  # from the gradient of the hidden state
@@ -399,13 +396,13 @@ def test_bits_differ_in_what_is_split_or_scaled_afterwards_and_nowhere_else(scal
     whole.beside = nn.Linear(WIDTH, 3, bias=False).bfloat16()
     data, cut = (x.bfloat16(), labels), copy.deepcopy(whole)
     torch._dynamo.reset()
-    compiled = torch.compile(loss, backend=policylang.backend(policylang.parse("chunk loss into 3"), inner="aot_eager"))
+    compiled = torch.compile(loss, backend=backend_for("chunk loss into 3"))
     found, want = gradients(cut, compiled, data, scale)[1], gradients(whole, loss, data, scale)[1]
     assert {name.split(".")[0] for name in want if not torch.equal(found[name], want[name])} == differ
     note = " ".join(policylang.report(compiled).rewrites[0].notes)
     assert "2 sums are split (nll_loss_forward, mm_1); 2 products are scaled afterwards" in note
     torch._dynamo.reset()
-    strict = policylang.backend(policylang.parse("chunk loss into 3; expect lossless"), inner="aot_eager")
+    strict = backend_for("chunk loss into 3; expect lossless")
     with pytest.raises(PolicyMatchError) as raised:
         gradients(cut, torch.compile(loss, backend=strict), data, scale)
     for said in ("nll_loss_forward is a sum of slices", "mm_1 is a sum of slices", "mm_2 is scaled after it was made"):
@@ -426,12 +423,10 @@ def two_losses(m: nn.Module, x: Tensor, labels: Tensor) -> Any:
     ],
     ids=("preference", "float16", "two losses"),
 )
-def test_where_the_backward_cannot_run_beside_its_forward_the_plan_says_why(
-    loss: Loss, dtype: torch.dtype, why: str
-) -> None:
+def test_where_the_backward_cannot_run_beside_its_forward_the_plan_says_why(loss, dtype, why) -> None:
     torch._dynamo.reset()
     m, (x, labels) = model().to(dtype), batch()
-    compiled = torch.compile(loss, backend=policylang.backend(policylang.parse("chunk loss into 3"), inner="aot_eager"))
+    compiled = torch.compile(loss, backend=backend_for("chunk loss into 3"))
     loss_of = compiled(m, x.to(dtype), labels)
     (loss_of if isinstance(loss_of, Tensor) else loss_of[0] - loss_of[1]).backward()
     assert any(f"; the backward computes them again ({why}" in n for n in policylang.report(compiled).rewrites[0].notes)
@@ -476,7 +471,7 @@ def test_heads_of_hugging_face(name: str) -> None:
         return
     cut = copy.deepcopy(whole)
     torch._dynamo.reset()
-    compiled = torch.compile(loss, backend=policylang.backend(policylang.parse("chunk loss into 3"), inner="aot_eager"))
+    compiled = torch.compile(loss, backend=backend_for("chunk loss into 3"))
     if broken:
         with pytest.raises(PolicyMatchError, match=r"finds nothing to cut in any of the \d graphs") as raised:
             gradients(cut, compiled, data, 4.0)
@@ -497,9 +492,7 @@ _UNARY = ("tanh", "exp", "sin", "sigmoid", "softmax", "log_softmax", "relu", "sq
     slices=st.integers(2, 3),
 )
 @settings(max_examples=25, deadline=None)
-def test_random_regions_of_operators_that_treat_rows_apart(
-    steps: list[str], ending: str, lead: tuple[int, ...], slices: int
-) -> None:
+def test_random_regions_of_operators_that_treat_rows_apart(steps, ending, lead, slices) -> None:
     def loss(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
         value = m(x)
         for name in steps:
@@ -652,7 +645,7 @@ def inductor(text: str, width: int = 16, rows: int = 96) -> tuple[Any, Any, tupl
     head = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2048, bias=False))
     data = torch.randn(rows, width), torch.randint(2048, (rows,))
     torch._dynamo.reset()
-    return head, torch.compile(loss_of, backend=policylang.backend(policylang.parse(text))), data
+    return head, torch.compile(loss_of, backend=backend_for(text, "inductor")), data
 
 
 def loss_of(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:

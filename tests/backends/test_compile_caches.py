@@ -1,9 +1,6 @@
 """Inductor's caches under a policy: a second process hits, a changed word misses, and groups of ours go along."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from policylang.backends.runtime import RankOrder
 from policylang.torch_compat import distributed
 from tests.support.cache_process import Halves, Job, compile_and_train
 from tests.support.fused_process import compile_and_train as train_fused
+from tests.support.process import python
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_groups_in_any_order
 
@@ -50,19 +48,12 @@ def warm(cold: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def in_another_process(program: str, *arguments: str, **environment: str) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.support.{program}", *arguments],
-        cwd=REPOSITORY, env={**os.environ, "PYTHONHASHSEED": "4321", **environment}, capture_output=True, text=True,
-        timeout=500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = python("-m", f"tests.support.{program}", *arguments, timeout=500, PYTHONHASHSEED="4321", **environment)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.slow
-def test_another_process_with_another_hash_seed_finds_the_same(
-    warm: list[dict[str, Any]], cache: Path, tmp_path: Path
-) -> None:
+def test_another_process_with_another_hash_seed_finds_the_same(warm, cache, tmp_path) -> None:
     jobs = [Job(SAME_RULES), Job(POLICY, whole=False), Job(POLICY, lose_records=True), Job(POLICY)]
     assert elsewhere(jobs, tmp_path, cache) == [*warm[:2], *warm[3:]]
 
@@ -99,9 +90,7 @@ def test_the_first_compilation_misses_and_is_recorded(cold: dict[str, Any], cach
     assert len(list((cache / "policylang").rglob("*.json"))) == 2
 
 
-def test_the_same_policy_hits_both_caches_and_reports_what_was_decided(
-    cold: dict[str, Any], warm: list[dict[str, Any]]
-) -> None:
+def test_the_same_policy_hits_both_caches_and_reports_what_was_decided(cold, warm) -> None:
     again = warm[0]
     assert again["code"] == cold["code"], "the sources were edited while the test ran, and they are in the key"
     assert (again["aot hits"], again["aot misses"]) == (2, 0)

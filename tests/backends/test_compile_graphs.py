@@ -22,9 +22,17 @@ from torch.utils.checkpoint import checkpoint
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
 from policylang.backends.applied_plans import CompiledGraph
-from policylang.backends.torch_compile.backend import PolicyBackend, _warn_of_policies_never_applied, graph_uses_of
+from policylang.backends.torch_compile.backend import _warn_of_policies_never_applied, graph_uses_of
 from policylang.graph.collect import collect
-from tests.support.compiled import WITHOUT, assert_bitwise_equal, assert_same_as_without, fresh_dynamo, train
+from tests.support import models
+from tests.support.compiled import (
+    WITHOUT,
+    assert_bitwise_equal,
+    assert_same_as_without,
+    backend_for,
+    fresh_dynamo,
+    train,
+)
 from tests.support.models import Example, Function, llama, mlp, square_loss
 from tests.support.sharded import ALL_GATHER, WIDTH, Meshed
 from tests.support.versions import needs_groups_in_any_order
@@ -36,27 +44,11 @@ def graphs_of(subject: object) -> tuple[CompiledGraph, ...]:
     return tuple(use.graph for use in graph_uses_of(subject) or ())
 
 
-def backend_for(text: str, root: str = "") -> PolicyBackend:
-    return policylang.backend(policylang.parse(text), inner="aot_eager", root=root)
-
-
-class Broken(nn.Module):
-    """A product, then a break, then a convolution: what one graph has, the other lacks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(8, 8, bias=False)
-        self.convolve = nn.Conv1d(4, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.project(x).sin()
-        torch._dynamo.graph_break()
-        return self.convolve(x).cos()
-
-
 def broken() -> Example:
+    """What one graph has, the other lacks."""
     torch.manual_seed(0)
-    return Example(Broken(), (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),), square_loss)
+    model = models.broken(project=nn.Linear(8, 8, bias=False), convolve=nn.Conv1d(4, 4, 3))
+    return Example(model, (torch.randn(4, 8, generator=torch.Generator().manual_seed(1)),), square_loss)
 
 
 def test_a_rule_may_match_in_either_graph_of_a_broken_model_and_its_report_has_both() -> None:
@@ -348,20 +340,14 @@ def test_the_users_own_checkpoint_is_kept() -> None:
 
 
 def test_autocast() -> None:
-    def under_autocast(backend: object) -> object:
-        def compiled(model: nn.Module) -> object:
-            def run(x: Tensor) -> Tensor:
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    return model(x)
+    def under_autocast(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model.inner(x)
 
-            return torch.compile(run, backend=backend)
+    def example() -> Example:
+        return mlp()._replace(module=Function(under_autocast, inner=mlp().module))
 
-        return compiled
-
-    backend = backend_for("recompute everything; save matmul")
-    with_policy = train(mlp(), under_autocast(backend), steps=1)
-    without = train(mlp(), under_autocast(WITHOUT), steps=1)
-    assert_bitwise_equal(with_policy, without)
+    assert_same_as_without(example, backend_for("recompute everything; save matmul"), steps=1)
 
 
 def test_a_batch_norm_may_run_twice_before_the_backward() -> None:
@@ -376,7 +362,7 @@ def test_a_batch_norm_may_run_twice_before_the_backward() -> None:
         (step(x).sum() + step(2 * x).square().sum()).backward()
         return [*(each.grad for each in model.parameters()), *model.buffers()]
 
-    backend = policylang.backend(policylang.parse("recompute everything"), inner="aot_eager")
+    backend = backend_for("recompute everything")
     assert all(map(torch.equal, trained(WITHOUT), trained(backend)))
 
 
@@ -385,7 +371,7 @@ def test_a_batch_norm_may_run_twice_before_the_backward() -> None:
 def test_a_whole_training_step_of_inductor(model: Callable[[], Example]) -> None:
     """Inductor fuses a recomputed operator into other kernels than a saved one, and may round otherwise there; for the
     float32 kernels of these models it does not. Fast, `test_offload_joint.py` compares products."""
-    backend = policylang.backend(policylang.parse("recompute everything; optional save matmul or attention"))
+    backend = backend_for("recompute everything; optional save matmul or attention", "inductor")
     without = train(model(), torch.compile)
     assert_bitwise_equal(train(model(), lambda module: torch.compile(module, backend=backend)), without)
     assert policylang.report(backend).audit.agrees
@@ -437,9 +423,7 @@ def test_a_mesh_is_read_under_a_fake_mode(mesh: DeviceMesh, way: str, same: bool
     assert [(found.dims, found.shape, found.ranks) for found in facts.meshes] == [(("dp", "tp"), (2, 2), (0, 1, 2, 3))]
 
 
-def partition_with(
-    gm: fx.GraphModule, joint_inputs: object, **options: object
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+def partition_with(gm: fx.GraphModule, joint_inputs: object, **options: object) -> tuple[fx.GraphModule, ...]:
     with FakeTensorMode():
         policy = policylang.parse(f"undecided -> save\n{FUSE.removesuffix(' over dp, tp')}")
         return policylang.partition(gm, joint_inputs, policy=policy, **options)
@@ -461,7 +445,7 @@ def test_a_joint_graph_is_partitioned_under_a_fake_mode(mesh: DeviceMesh) -> Non
 
 @needs_groups_in_any_order
 def test_a_compiled_model_runs_on_a_mesh_under_a_fake_mode(mesh: DeviceMesh) -> None:
-    backend = policylang.backend(policylang.parse("undecided -> save\nfuse all_gather chains"), inner="aot_eager")
+    backend = backend_for("undecided -> save\nfuse all_gather chains")
 
     def under_a_mode(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with detect_fake_mode(inputs) or FakeTensorMode():

@@ -19,8 +19,8 @@ from policylang import PolicyMatchError, PolicyMeaningError, PolicySyntaxError
 from policylang.backends.torch_compile.inductor import Inner
 from policylang.torch_compat import eager
 from tests.support import models
-from tests.support.compiled import assert_bitwise_equal, train
-from tests.support.joint import Joint, capture_joint
+from tests.support.compiled import assert_bitwise_equal, backend_for, train
+from tests.support.joint import capture_joint
 from tests.support.models import Layers, counter, mlp
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -68,12 +68,7 @@ def test_a_changed_file_is_read_again(policy_file: Path) -> None:
         ({}, "APL250", 'the backend "policylang" needs a policy', 'options={"policy": "llama3_sac.apl"}'),
         ({"policy": "/nowhere.apl"}, "APL103", "nowhere.apl", ""),
         ({"policy": "a.apl", "iner": ""}, "APL250", "unknown option `iner`", "did you mean `inner`?"),
-        (
-            {"policy": "save_all", "inner": "aot_eager", "max_autotune": True},
-            "APL250",
-            "unknown option `max_autotune`",
-            "",
-        ),
+        ({"policy": "save_all", "max_autotune": True}, "APL250", "unknown option `max_autotune`", ""),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], code: str, message: str, help: str) -> None:
@@ -108,12 +103,9 @@ def test_all_the_errors_of_a_policy_reach_the_user(tmp_path: Path) -> None:
 def test_what_passes_through_dynamo_is_the_same_error(tmp_path: Path) -> None:
     with pytest.raises(PolicyMeaningError) as caught:
         run(policy=tmp_path / "nowhere.apl")
-    error = caught.value
-    assert type(error).__name__ == "PolicyMeaningError"
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is PolicyMeaningError
-    assert copy.diagnostics == error.diagnostics
-    assert str(copy) == str(error)
+    error, copy = caught.value, pickle.loads(pickle.dumps(caught.value))
+    assert (type(error).__name__, type(copy)) == ("PolicyMeaningError", PolicyMeaningError)
+    assert (copy.diagnostics, str(copy)) == (error.diagnostics, str(error))
 
 
 def test_every_wrong_option_is_named_at_once() -> None:
@@ -162,7 +154,7 @@ def test_backend_checks_its_own_arguments(policy_file: Path) -> None:
 
 def test_what_cannot_be_recomputed_is_raised_at_once() -> None:
     model, inputs, _ = counter()
-    backend = policylang.backend(policylang.parse("recompute everything"), inner="aot_eager")
+    backend = backend_for("recompute everything")
     with pytest.raises(PolicyMatchError) as caught:
         torch.compile(model, backend=backend)(*inputs)
     (diagnostic,) = caught.value.diagnostics
@@ -213,7 +205,7 @@ def assert_same_as_without(module: nn.Module, x: Tensor, text: str, inner: Inner
     wanted = KNOWN.get((name, inner)) or step(module, x, WITHOUT[inner])
     if name:
         KNOWN[name, inner] = wanted
-    backend = policylang.backend(policylang.parse(text), inner=inner)
+    backend = backend_for(text, inner)
     found = step(module, x, backend)
     close = {"rtol": 0.0, "atol": 0.0} if inner == "aot_eager" else {}  # Inductor fuses otherwise, and rounds otherwise
     torch.testing.assert_close(found, wanted, equal_nan=True, **close)
@@ -305,7 +297,7 @@ def test_values_that_are_returned_under_every_policy(function: str, policy: str,
 
 def test_what_min_cut_moved_a_reader_of_is_neither_kept_nor_repeated() -> None:
     """The product that is returned: the backward reads its transpose, which min-cut has the forward keep."""
-    backend = policylang.backend(policylang.parse("undecided -> auto"), inner="aot_eager")
+    backend = backend_for("undecided -> auto")
     step(Returning(RETURNING["read"]), torch.ones(4, 4), backend)
     report = policylang.report(backend)
     assert report.saved.bytes == 4 * 4 * 4
@@ -315,7 +307,7 @@ def test_what_min_cut_moved_a_reader_of_is_neither_kept_nor_repeated() -> None:
 def test_the_seeds_of_inductors_dropout_are_kept_and_its_numbers_drawn_again() -> None:
     module = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Linear(16, 16))
     x = torch.randn(4, 16)
-    backend = policylang.backend(policylang.parse("recompute everything"))
+    backend = backend_for("recompute everything", "inductor")
     wanted = step(module, x, "inductor")
     torch.testing.assert_close(step(module, x, backend), wanted)
     report = policylang.report(backend)
@@ -373,16 +365,6 @@ def test_many_random_modules_that_return_values_of_the_middle(function: Function
 RECOMPUTE = "recompute everything\noptional save matmul"
 
 
-def halves(joint: Joint, text: str) -> tuple[fx.GraphModule, fx.GraphModule]:
-    return policylang.partition(
-        joint.gm,
-        joint.joint_inputs,
-        num_fwd_outputs=joint.num_fwd_outputs,
-        static_lifetime_input_indices=joint.static_lifetime_input_indices,
-        policy=policylang.parse(text),
-    )
-
-
 def not_captured(*graphs: fx.GraphModule) -> list[str]:
     return [str(node.target) for each in graphs if (node := get_first_incompatible_cudagraph_node(each)) is not None]
 
@@ -391,13 +373,11 @@ def not_captured(*graphs: fx.GraphModule) -> list[str]:
 def test_halves_can_be_captured_where_the_step_can(name: str) -> None:
     joint = capture_joint(*models.ZOO[name]())
     assert not_captured(joint.gm) == []
-    assert not_captured(*halves(joint, RECOMPUTE)) == []
+    assert not_captured(*joint.halves(policylang.parse(RECOMPUTE))) == []
 
 
 @pytest.mark.parametrize("safe", [True, False])
-def test_random_numbers_are_drawn_again_by_a_generator_that_a_capture_knows(
-    safe: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_numbers_are_drawn_again_by_a_generator_that_a_capture_knows(safe, monkeypatch) -> None:
     """As on a GPU, where the state is a generator that both halves are given. A CPU has none such: its state is a
     tensor that is read as the step runs, which no capture allows."""
     joint = capture_joint(*models.ZOO["dropout"]())
@@ -412,12 +392,10 @@ def test_random_numbers_are_drawn_again_by_a_generator_that_a_capture_knows(
         monkeypatch.setattr(partitioners, "supports_graphsafe_rng", lambda _device: True)
         monkeypatch.setattr(partitioners, "get_default_generator", lambda _device: torch.Generator())
         monkeypatch.setattr(partitioners, "apply_graphsafe_rng_functionalization", as_numbered)
-    forward, backward = halves(joint, "recompute everything")
+    forward, backward = joint.halves(policylang.parse("recompute everything"))
     assert not_captured(forward, backward) == ([] if safe else ["run_and_save_rng_state", "run_with_rng_state"])
-    given = [
-        sum(isinstance(node.meta.get("val"), torch.Generator) for node in half.graph.find_nodes(op="placeholder"))
-        for half in (forward, backward)
-    ]
+    inputs = (half.graph.find_nodes(op="placeholder") for half in (forward, backward))
+    given = [sum(isinstance(node.meta.get("val"), torch.Generator) for node in each) for each in inputs]
     assert given[0] == given[1]
     assert bool(given[0]) == safe
 

@@ -18,6 +18,7 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.plain_data import from_plain, to_plain
 from policylang.planning import statement_errors
 from policylang.planning.statement_errors import Complaint
+from tests.support.models import Function
 
 KEY = "ab" * 32
 
@@ -85,19 +86,8 @@ def test_the_partitioner_pickles_to_its_key_alone() -> None:
     assert pickle.loads(pickle.dumps(partitioner)).uuid() == "the key"
 
 
-class Activation(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sin()
-
-
-class Named(nn.Module):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-        self.add_module(name, Activation())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.get_submodule(self.name)(x)
+def Named(name: str) -> nn.Module:
+    return Function(lambda model, x: getattr(model, name)(x), **{name: Function(torch.sin)})
 
 
 def dynamo_graph(function: Callable[..., object], *inputs: Tensor) -> tuple[fx.GraphModule, list[object]]:
@@ -161,12 +151,8 @@ def test_a_deferred_complaint_survives_json_and_a_moved_rule() -> None:
 
 def test_what_one_graph_answers_is_no_complaint() -> None:
     policy = policylang.parse("save mm\nsave bmm")
-    first, second = (
-        statement_errors.complaints(
-            policy, [Diagnostic("APL301", "nothing", policy.rules[rule].span) for rule in unmatched]
-        )
-        for unmatched in ((0, 1), (1,))
-    )
+    found = [Diagnostic("APL301", "nothing", rule.span) for rule in policy.rules]
+    first, second = (statement_errors.complaints(policy, found[start:]) for start in (0, 1))
     assert len(statement_errors.shared_by_all(policy, [("a", first)], root="")) == 2
     (left,) = statement_errors.shared_by_all(policy, [("a", first), ("b", second)], root="")
     assert left.span == policy.rules[1].span

@@ -21,7 +21,7 @@ from policylang.audit.graphs import audit_flat
 from policylang.backends import copies
 from policylang.backends.applied_plans import AppliedPlan
 from policylang.backends.flat import FlatPath
-from policylang.backends.joint import JointPartitioner, partitions
+from policylang.backends.joint import partitions
 from policylang.graph.collect import collect
 from policylang.language.syntax import NARROW_BYTES, NarrowForm
 from policylang.planning.capabilities import EAGER, JOINT
@@ -33,9 +33,11 @@ from policylang.testing import Agreement, agree
 from tests.backends import test_chunks as chunks
 from tests.graph.captured import flat_of
 from tests.support import models
+from tests.support.architectures import IMAGES
 from tests.support.by_hand import BF16, ROWS8, narrowed_by_hand, rounded
+from tests.support.compiled import backend_for
 from tests.support.drawn import examples
-from tests.support.flat_graphs import Flat, assert_bitwise_equal, copy_graph
+from tests.support.flat_graphs import Flat, assert_bitwise_equal, copy_graph, flat_graph
 from tests.support.joint import capture_joint
 from tests.support.measured import measured, measured_flat
 from tests.support.models import MLP, Example, Function, square_loss
@@ -44,6 +46,7 @@ from tests.support.run_partition import Traced, trace
 from tests.support.run_partition import traced as zoo_traced
 
 SAVE = "undecided -> save\n"
+CROSSING = "recompute everything in block\nsave everything where crosses block"
 
 
 def applied(flat: Flat, text: str) -> tuple[Flat, AppliedPlan]:
@@ -136,9 +139,7 @@ NAMES = ("sin", "mul", "mm", "t", "add", "cos", "clone", "native_dropout", "rand
     st.lists(st.integers(0, 63), min_size=24, max_size=90),
     st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from((*FORMS, ""))), min_size=1, max_size=4),
 )
-def test_random_graphs_under_random_rules_give_the_bits_of_an_evaluator(
-    drawn: list[int], rules: list[tuple[str, str]]
-) -> None:
+def test_random_graphs_under_random_rules_give_the_bits_of_an_evaluator(drawn, rules) -> None:
     flat = random_flat(drawn)
     text = SAVE + "\n".join(f"optional save {name}{f' as {form}' if form else ''}" for name, form in rules)
     after, outcome = applied(flat, text)
@@ -149,7 +150,9 @@ def test_random_graphs_under_random_rules_give_the_bits_of_an_evaluator(
     )
     narrowed = [*plan.schedule.forms]
     for row in narrowed:
-        last = next((form for name, form in reversed(rules) if _picks(name, facts.targets[row])), "")
+        of_its_memory = (facts.targets[each] for each, owner in enumerate(facts.owners) if owner == row)
+        names = {"everything", *(target.split(".")[1] for target in of_its_memory)}
+        last = next((form for name, form in reversed(rules) if name in names), "")
         decision = plan.decisions[row]
         assert decision is not None
         assert decision.form is not None
@@ -158,18 +161,11 @@ def test_random_graphs_under_random_rules_give_the_bits_of_an_evaluator(
     assert_kept_as_planned(after.gm, plan)
 
 
-def _picks(name: str, target: str) -> bool:
-    return name == "everything" or target.split(".")[1] == name
-
-
 def assert_kept_as_planned(gm: fx.GraphModule, plan: Plan) -> None:
     """Each narrowed value that the backward reads has one narrow form in the graph, and its bytes are those planned."""
     for row, form in plan.schedule.forms.items():
-        nodes = [
-            node
-            for node in gm.graph.nodes
-            if node.target is copies.NARROW_OP and node.args[0].name == plan.facts.names[row]
-        ]
+        narrowing = gm.graph.find_nodes(op="call_function", target=copies.NARROW_OP)
+        nodes = [node for node in narrowing if node.args[0].name == plan.facts.names[row]]
         assert len(nodes) <= 1
         for node in nodes:
             assert node.args[2] is getattr(torch, form.dtype)
@@ -200,13 +196,7 @@ def test_flat_graphs_give_the_bits_of_narrowing_by_hand(name: str, text: str) ->
     ("name", "text"),
     [
         ("mlp", "recompute everything\nsave addmm as bfloat16"),
-        pytest.param(
-            *(
-                "gpt2",
-                "recompute everything in block\nsave everything where crosses block as float16\nsave native_dropout",
-            ),
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("gpt2", f"{CROSSING} as float16\nsave native_dropout", marks=pytest.mark.slow),
         pytest.param("llama", "recompute everything\nsave matmul as float8_e4m3fn per row", marks=pytest.mark.slow),
         pytest.param("resnet", SAVE + "save convolution as float8_e5m2 per row", marks=pytest.mark.slow),
         pytest.param("mixtral", "recompute everything\nsave matmul as bfloat16", marks=pytest.mark.slow),
@@ -228,38 +218,23 @@ LAYERS, WIDTH, LONG = 6, 16, 256
 GELU = LONG * 2 * WIDTH * 4
 
 
-def wide() -> Example:
-    """What its layers keep is many times its parameters."""
-    torch.manual_seed(0)
-    return Example(MLP(LAYERS, WIDTH), (torch.randn(LONG, WIDTH),), square_loss)
+wide = partial(models.mlp, LAYERS, WIDTH, LONG)
+"""What its layers keep is many times its parameters."""
+wide_joint, wide_flat = cache(lambda: capture_joint(*wide())), cache(lambda: flat_graph(wide()))
 
 
 def partitioned(text: str) -> tuple[int, int, Plan]:
-    graph = _joint()
-    partition = JointPartitioner(policylang.parse(text)).partition(
-        copy_graph(graph.gm), num_fwd_outputs=graph.num_fwd_outputs
-    )
+    graph = wide_joint()
+    partition = graph.partition(text)
     seen = measured(partition, graph.num_fwd_outputs)
     assert seen.saved == partition.audit.saved_bytes
     return max(seen.forward, seen.backward), seen.saved, partition.plan
 
 
-@cache
-def _joint() -> Any:
-    return capture_joint(*wide())
-
-
 def in_place(text: str) -> tuple[int, int, Plan]:
-    gm = copy_graph(_flat().gm)
+    gm = copy_graph(wide_flat().gm)
     outcome = FlatPath().apply(gm, policylang.parse(text))
     return measured_flat(gm), outcome.audit.saved_bytes, outcome.plan
-
-
-@cache
-def _flat() -> Flat:
-    from tests.support.flat_graphs import flat_graph
-
-    return flat_graph(wide())
 
 
 @pytest.mark.parametrize("road", [partitioned, in_place])
@@ -319,11 +294,8 @@ def notes(graph: Traced, text: str) -> Mapping[str, tuple[str, ...]]:
 
 def test_a_view_is_taken_again_and_its_memory_narrowed_once() -> None:
     graph = traced(lambda x: (x.sin().t() @ x).cos(), torch.randn(4, 4))
-    for text in (
-        "optional save t, permute as bfloat16",
-        "save sin as bfloat16",
-        "save everything\nsave sin as bfloat16",
-    ):
+    for lines in ("optional save t, permute", "save sin", "save everything\nsave sin"):
+        text = f"{lines} as bfloat16"
         partition = graph.partition(SAVE + text)
         plan = partition.plan
         assert "sin" in [plan.facts.names[row] for row in plan.schedule.forms]
@@ -404,9 +376,7 @@ def test_the_seeds_of_a_generator_are_never_narrowed() -> None:
     x = torch.randn(64, 64, requires_grad=True)
     text = SAVE + "save everything as bfloat16\nrecompute gt, everything where is random"
     with partitions() as done, torch._inductor.config.patch(force_disable_caches=True):
-        compiled = torch.compile(
-            lambda x: F.dropout(x.sin(), 0.5).exp() * 2.0, backend=policylang.backend(policylang.parse(text))
-        )
+        compiled = torch.compile(lambda x: F.dropout(x.sin(), 0.5).exp() * 2.0, backend=backend_for(text, "inductor"))
         found = compiled(x)
         found.sum().backward()
     (partition,) = done
@@ -427,10 +397,8 @@ def test_the_seeds_of_a_generator_are_never_narrowed() -> None:
 
 
 def test_the_digest_changes_with_the_form() -> None:
-    digests = {
-        applied(flat_of("mlp"), SAVE + f"save gelu{form}")[1].plan.digest for form in ("", *map(" as {}".format, FORMS))
-    }
-    assert len(digests) == 5
+    forms = ("", *map(" as {}".format, FORMS))
+    assert len({applied(flat_of("mlp"), f"{SAVE}save gelu{form}")[1].plan.digest for form in forms}) == 5
     assert {*NARROW_BYTES} == {form.split()[0] for form in FORMS}
 
 
@@ -469,7 +437,7 @@ def test_compiled_with_dynamic_sizes(inner: Any, form: NarrowForm) -> None:
     torch.compiler.reset()
     model = MLP(2, 16)
     text = f"recompute everything in block\nsave everything in block where crosses block\nsave addmm as {form.text}"
-    backend = policylang.backend(policylang.parse(text), inner=inner)
+    backend = backend_for(text, inner)
     compiled = torch.compile(copy.deepcopy(model), backend=backend, dynamic=True)
     hand = narrowed_by_hand(copy.deepcopy(model), form)
     for rows in (8, 12, 20):
@@ -509,16 +477,7 @@ def test_the_last_rule_wins() -> None:
 # --- models of Hugging Face's, on all paths ---
 def vit() -> Example:
     torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        image_size=16,
-        patch_size=4,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    config = ViTConfig(**IMAGES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
     def loss(hidden: torch.Tensor) -> torch.Tensor:
         """Not the sum of squares: that of what a norm returns is constant, and its gradients are rounding alone."""
@@ -630,9 +589,8 @@ def test_the_peak_of_a_resnet_falls_by_what_is_planned(is_compiled: bool) -> Non
 
     for ending in ("", " as bfloat16", " as float8_e4m3fn per row"):
         model = models.resnet(4, 16).module
-        policy = policylang.parse(
-            f"recompute everything in block\nundecided -> save\nsave convolution in block{ending}"
-        )
+        text = f"recompute everything in block\nundecided -> save\nsave convolution in block{ending}"
+        policy = policylang.parse(text)
         torch.compiler.reset()
         if is_compiled:
             model = torch.compile(model, backend=policylang.backend(policy, inner="aot_eager"))

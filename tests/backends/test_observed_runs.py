@@ -3,9 +3,6 @@
 import gc
 import json
 import logging
-import os
-import subprocess
-import sys
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
@@ -27,8 +24,9 @@ from policylang.backends.torch_compile import backend
 from policylang.commands.small_llama import step_memory
 from policylang.graph import marks, snapshot
 from policylang.language.cancellation import collector_paused
-from tests.support.compiled import fresh_dynamo
+from tests.support.compiled import backend_for, fresh_dynamo
 from tests.support.models import Function, Layers
+from tests.support.process import python
 from tests.support.run_partition import partitioner, traced
 
 SAVES = "blocks layers.*\nrecompute everything in block\nsave addmm in block\n"
@@ -55,7 +53,7 @@ def eager(text: str) -> Step:
 def compiled(text: str) -> Step:
     torch._dynamo.reset()
     model = Model()
-    run = torch.compile(model, backend=policylang.backend(policylang.parse(text), inner="aot_eager"))
+    run = torch.compile(model, backend=backend_for(text))
     return lambda: list(torch.autograd.grad(run(X), list(model.parameters())))
 
 
@@ -95,9 +93,7 @@ profilers = pytest.mark.parametrize("ranges", [stood_in, pytest.param(by_torch, 
 
 @profilers
 @pytest.mark.parametrize("path", [eager, compiled, flat])
-def test_a_profile_has_what_runs_again_by_its_line_and_not_a_bit_is_other(
-    path: Callable[[str], Step], ranges: Profiled
-) -> None:
+def test_a_profile_has_what_runs_again_by_its_line_and_not_a_bit_is_other(path, ranges) -> None:
     step = path(SAVES)
     before = step()
     found, gradients = ranges(step)
@@ -231,11 +227,7 @@ eager(SAVES)()
 @pytest.mark.slow
 def test_torch_logs_and_torch_trace_have_it(tmp_path: Path) -> None:
     """In another process: torch reads both variables when it is imported."""
-    environment = {**os.environ, "TORCH_TRACE": str(tmp_path), "TORCH_LOGS": "policylang"}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", CODE, TORCH_TRACE=str(tmp_path), TORCH_LOGS="policylang")
     assert done.stderr.count("policy on a joint graph of ") == 1
     assert done.stderr.count("policy on layers.") == 2
     (file,) = tmp_path.glob("*.log")

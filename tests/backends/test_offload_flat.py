@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,7 +19,6 @@ from policylang.audit.report import Report
 from policylang.backends import copies as copy_operators
 from policylang.backends.applied_plans import AppliedPlan
 from policylang.backends.flat import FlatPath
-from policylang.backends.joint import JointPartitioner
 from policylang.language.plain_data import from_plain
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
@@ -34,7 +33,7 @@ from tests.support.hand import by_hand
 from tests.support.joint import Joint, capture_joint
 from tests.support.late import Late, copied_over
 from tests.support.measured import measured, measured_flat
-from tests.support.models import MLP, Example, llama, square_loss
+from tests.support.models import Example
 from tests.support.random_flat import random_flat
 from tests.tracing.test_against_eager import loss_of
 
@@ -137,7 +136,7 @@ numbers = st.lists(st.integers(0, 63), min_size=12, max_size=120)
 rules = st.sampled_from(
     [
         "undecided -> save\noffload everything",
-        "recompute everything where not is random\noptional offload mm, sin, t",
+        "optional recompute everything where not is random\noptional offload mm, sin, t",
         "undecided -> save\noptional offload mul, cos up to 300 B per rank",
         "undecided -> save\noptional recompute sin\noptional offload t, native_dropout, frexp, add",
     ]
@@ -145,15 +144,11 @@ rules = st.sampled_from(
 
 
 @given(numbers, rules, st.integers(2, 6), st.integers(0, 9))
-@settings(
-    max_examples=examples(25, 60),
-    suppress_health_check=[HealthCheck.data_too_large],
-)
+@settings(max_examples=examples(25, 60), suppress_health_check=[HealthCheck.data_too_large])
 def test_random_graphs_give_the_same_bits(drawn: list[int], text: str, segments: int, seed: int) -> None:
     flat = random_flat(drawn, segments)
     expected = flat.fresh()
     values = expected.run()
-    text = text.replace("recompute everything", "optional recompute everything")
     after, outcome = applied(flat, text)
     link = Late(seed)
     with copied_over(link):
@@ -296,18 +291,12 @@ class Seen(NamedTuple):
         return estimate_peak(self.plan.facts, self.plan.schedule).bytes
 
 
-def wide() -> Example:
-    """What its layers keep is many times its parameters."""
-    torch.manual_seed(0)
-    return Example(MLP(LAYERS, WIDTH), (torch.randn(ROWS, WIDTH),), square_loss)
-
-
-def small_llama() -> Example:
-    return llama(layers=1)
+wide = partial(models.mlp, LAYERS, WIDTH, ROWS)
+"""What its layers keep is many times its parameters."""
 
 
 @cache
-def joint(make: Callable[[], Example] = wide) -> Joint:
+def joint(make: Callable[[], Example]) -> Joint:
     captured = capture_joint(*make())
     return captured._replace(gm=on_accelerator(captured.gm))
 
@@ -319,11 +308,7 @@ def flat() -> fx.GraphModule:
 
 def partitioned(text: str, make: Callable[[], Example] = wide) -> Seen:
     graph = joint(make)
-    partition = JointPartitioner(parse(text)).partition(
-        copy_graph(graph.gm),
-        num_fwd_outputs=graph.num_fwd_outputs,
-        static_lifetime_input_indices=graph.static_lifetime_input_indices,
-    )
+    partition = graph.partition(text)
     for half in (partition.forward, partition.backward):
         with_memory(half)
     seen = measured(partition, graph.num_fwd_outputs, str(AWAY))
@@ -360,7 +345,8 @@ def test_a_budget_frees_what_it_allows(road: Callable[[str], Seen]) -> None:
 
 @pytest.mark.slow
 def test_what_is_kept_of_a_llama_falls_by_what_is_offloaded() -> None:
-    saving, moving = (partitioned(f"undecided -> save\n{verb} mm", small_llama) for verb in ("save", "offload"))
+    one_layer = partial(models.llama, layers=1)
+    saving, moving = (partitioned(f"undecided -> save\n{verb} mm", one_layer) for verb in ("save", "offload"))
     assert saving.saved - moving.saved == moving.offloaded > 0
     assert moving.peak <= saving.peak
 

@@ -12,11 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import policylang
 from policylang.backends import copies as copy_operators
-from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.graph import marks
 from policylang.planning.value_outcome import Why
 from tests.support import models
-from tests.support.compiled import WITHOUT, Trained, assert_bitwise_equal, fresh_dynamo, train
+from tests.support.compiled import WITHOUT, Trained, assert_bitwise_equal, backend_for, fresh_dynamo, train
 from tests.support.drawn import drawn
 from tests.support.late import Late, copied_over
 from tests.support.lines import NAMES, Layers, placements_of
@@ -26,10 +25,6 @@ from tests.support.run_partition import traced as zoo_traced
 from tests.support.sharded import fake_ranks
 
 SAVE = "undecided -> save\n"
-
-
-def backend_for(text: str, **options: Any) -> PolicyBackend:
-    return policylang.backend(policylang.parse(text), **options)
 
 
 def trained(example: Example, backend: Any, link: Late | None = None, **options: Any) -> Trained:
@@ -68,7 +63,7 @@ REST = [pytest.param(name, text, marks=pytest.mark.slow) for name in ZOO for tex
 def test_the_same_bits_however_late_the_copies_come(name: str, text: str) -> None:
     without = train(ZOO[name](), lambda model: torch.compile(model, backend=WITHOUT))
     for seed in (None, 1) if name == "mlp" else (1,):
-        backend, link = backend_for(text, inner="aot_eager"), Late(seed)
+        backend, link = backend_for(text), Late(seed)
         assert_bitwise_equal(trained(ZOO[name](), backend, link), without)
         report = policylang.report(backend)
         assert report.offloaded or (name, text) not in QUICK
@@ -79,9 +74,9 @@ def test_the_same_bits_however_late_the_copies_come(name: str, text: str) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [SAVE + "offload mm", "offload mm"])
 def test_a_llama_through_inductor(text: str) -> None:
-    saving = backend_for(text.replace("offload", "save"))  # Inductor fuses, and rounds, by what is saved
+    saving = backend_for(text.replace("offload", "save"), "inductor")  # Inductor fuses, and rounds, by what is saved
     without = train(models.llama(layers=1), lambda model: torch.compile(model, backend=saving))
-    backend, link = backend_for(text), Late(3)
+    backend, link = backend_for(text, "inductor"), Late(3)
     assert_bitwise_equal(trained(models.llama(layers=1), backend, link), without)
     report = policylang.report(backend)
     assert report.offloaded
@@ -104,11 +99,8 @@ def test_what_the_caller_holds_or_gave_stays() -> None:
         held = x.sin()
         return held.t(), held.cos()
 
-    graph = trace(
-        Function(returned),
-        (torch.randn(4, 4, requires_grad=True),),
-        lambda outputs: sum(square_loss(each * each) for each in outputs),
-    )
+    x = torch.randn(4, 4, requires_grad=True)
+    graph = trace(Function(returned), (x,), lambda outputs: sum(square_loss(each * each) for each in outputs))
     partition = graph.partition(SAVE + "offload everything")
     assert not partition.audit.offloaded
     assert [found.code for found in partition.plan.diagnostics if found.code in ("APL313", "APL316")]
@@ -121,11 +113,8 @@ def test_a_view_is_rebuilt_and_its_memory_moved_once() -> None:
         split = graph.partition(SAVE + f"optional {text}")
         assert split.audit.offloaded == ("sin",)
         assert not set(split.audit.saved) & {"permute", "t"}
-        assert (
-            len(copies(split.forward, copy_operators.OFFLOAD_OP))
-            == len(copies(split.backward, copy_operators.RELOAD_OP))
-            == 1
-        )
+        out, back = copies(split.forward, copy_operators.OFFLOAD_OP), copies(split.backward, copy_operators.RELOAD_OP)
+        assert len(out) == len(back) == 1
     with copied_over(Late()):
         assert_same_result(graph.run(SAVE + "offload sin"), graph.run(SAVE))
 
@@ -205,7 +194,7 @@ def test_halves_whose_collectives_are_fused() -> None:
     with fake_ranks(8), copied_over(link):
         mesh = DeviceMesh("cpu", torch.arange(8).view(2, 4), mesh_dim_names=NAMES[:2])
         model = Layers(mesh, placements_of(2, "one"))
-        backend = backend_for(SAVE + "offload everything\nfuse all_gather chains", inner="aot_eager")
+        backend = backend_for(SAVE + "offload everything\nfuse all_gather chains")
         with fresh_dynamo():
             torch.compile(model, backend=backend)(torch.ones(2, 16)).sum().backward()
             report = policylang.report(backend)
@@ -220,9 +209,9 @@ def test_a_model_compiled_block_by_block() -> None:
         return model
 
     link = Late(4)
-    backend = backend_for(SAVE, inner="aot_eager")
+    backend = backend_for(SAVE)
     without = train(models.mlp(), by_block)
-    backend = backend_for(SAVE + "offload gelu", inner="aot_eager")
+    backend = backend_for(SAVE + "offload gelu")
     with copied_over(link):
         assert_bitwise_equal(train(models.mlp(), by_block), without)
     assert link.out == link.back == 2 * 3
@@ -232,7 +221,7 @@ def test_a_graph_from_the_caches_moves_the_same(tmp_path: Any, monkeypatch: pyte
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     found = []
     for _ in range(2):
-        backend, link = backend_for(SAVE + "offload mm"), Late(5)
+        backend, link = backend_for(SAVE + "offload mm", "inductor"), Late(5)
         found.append(trained(models.products(), backend, link))
         report = policylang.report(backend)
         assert link.out == link.back == 2 * len(report.offloaded) > 0
@@ -308,9 +297,6 @@ def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
 
 # --- figures, and what stays refused -------------------------------------------------------------------------------
 def test_an_expectation_is_settled_when_min_cut_has_decided() -> None:
-    plan = (
-        zoo_traced("llama")
-        .partition("offload mm in q_proj\nexpect every mm in q_proj offloaded\nexpect peak <= 1 GiB")
-        .plan
-    )
+    text = "offload mm in q_proj\nexpect every mm in q_proj offloaded\nexpect peak <= 1 GiB"
+    plan = zoo_traced("llama").partition(text).plan
     assert [each.status for each in plan.expectations] == ["held", "held"]

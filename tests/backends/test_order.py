@@ -30,6 +30,7 @@ from policylang.planning.order.rematerialised import rematerialised
 from policylang.planning.plan import OrderPlan
 from tests.graph.captured import flat_of, joint_of
 from tests.support import orders
+from tests.support.drawn import slow
 from tests.support.flat_graphs import assert_bitwise_equal, copy_graph
 from tests.support.models import Function
 from tests.support.random_flat import random_flat, random_joint
@@ -45,10 +46,6 @@ SOME = (
     "optional recompute everything; optional offload mm, addmm, gelu, convolution; undecided -> save",
 )
 POLICIES = (*SOME, f"{BLOCKS}; undecided -> save")
-
-
-def slow(*values: str) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 numbers = st.lists(st.integers(0, 63), min_size=12, max_size=150)
@@ -79,9 +76,8 @@ def assert_halves_in_order(partition: Partition) -> None:
     facts, schedule = partition.plan.facts, partition.schedule
     assert schedule is not None
     for half, backward in ((partition.forward, False), (partition.backward, True)):
-        assert orders.half_steps(half.graph, facts, backward=backward) == orders.planned_half(
-            schedule, facts, backward=backward
-        )
+        planned = orders.planned_half(schedule, facts, backward=backward)
+        assert orders.half_steps(half.graph, facts, backward=backward) == planned
 
 
 def assert_flat_in_order(gm: fx.GraphModule, text: str) -> None:
@@ -94,13 +90,7 @@ def assert_flat_in_order(gm: fx.GraphModule, text: str) -> None:
     "model", ["llama", "mlp", *map(slow, ("resnet", "flex", "bart", "gpt2", "mixtral", "dropout"))]
 )
 def test_the_halves_of_models(model: str, text: str) -> None:
-    captured = joint_of(model)
-    partition = JointPartitioner(policylang.parse(text)).partition(
-        copy_graph(captured.gm),
-        num_fwd_outputs=captured.num_fwd_outputs,
-        static_lifetime_input_indices=captured.static_lifetime_input_indices,
-    )
-    assert_halves_in_order(partition)
+    assert_halves_in_order(joint_of(model).partition(text))
 
 
 @pytest.mark.parametrize("text", POLICIES)
@@ -236,15 +226,13 @@ def test_halves_in_any_order_give_the_same_bits(model: str, text: str) -> None:
         found = graph.run(f"{text}; optional keep order of collective")
     assert_same_result(found, plain)
     partition, usual = found.partition, plain.partition
-    assert [orders.names_in(half) for half in (partition.forward, partition.backward)] != [
-        orders.names_in(half) for half in (usual.forward, usual.backward)
-    ]
+    names, before = ([*map(orders.names_in, (each.forward, each.backward))] for each in (partition, usual))
+    assert names != before
     assert partition.orders.keys() == {"forward", "backward"}
     for half, made in zip((partition.forward, partition.backward), partition.orders.values(), strict=True):
         assert made.order is not None
-        planned = [
-            name for name in orders.names_in_order(made.order) if name in {node.name for node in half.graph.nodes}
-        ]
+        there = {node.name for node in half.graph.nodes}
+        planned = [name for name in orders.names_in_order(made.order) if name in there]
         assert [name for name in orders.names_in(half) if name in set(planned)] == planned
     assert_halves_in_order(partition)
 

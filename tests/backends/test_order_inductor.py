@@ -1,9 +1,6 @@
 """Under Inductor, either half runs in the order that it was handed over in, and the generated code is held to it."""
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +21,9 @@ from policylang.backends.torch_compile import inductor
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.operators.work import is_communication, is_wait
 from policylang.torch_compat import compilers
-from tests.support.compiled import fresh_dynamo
+from tests.support.compiled import backend_for, fresh_dynamo
 from tests.support.orders import at_random, in_hand_order
+from tests.support.process import python
 from tests.support.sharded import WIDTH, Meshed, fake_ranks
 from tests.support.versions import needs_cached_collectives, needs_several_last_passes
 
@@ -57,7 +55,7 @@ def mesh() -> Iterator[DeviceMesh]:
 
 
 def ordered(policy: str = POLICY) -> PolicyBackend:
-    return in_hand_order(policylang.backend(policylang.parse(policy)))
+    return in_hand_order(backend_for(policy, "inductor"))
 
 
 def trained(mesh: DeviceMesh, backend: PolicyBackend, **options: Any) -> Callable[..., Any]:
@@ -78,10 +76,8 @@ def test_both_halves_run_in_the_order_that_they_were_handed_over_in(mesh: Device
     model = torch.compile(Meshed(mesh, (0,), layers=3, linear=True), backend=backend)
     loss = model(torch.ones(4, WIDTH)).sum()
     report = policylang.report(model)
-    assert [(each.half, each.status) for each in report.code] == [
-        ("forward", "as planned"),
-        ("backward", "not compiled"),
-    ]
+    statuses = [(each.half, each.status) for each in report.code]
+    assert statuses == [("forward", "as planned"), ("backward", "not compiled")]
     assert "code        of the backward: compiled when the first backward starts, and read then" in str(report)
     loss.backward()
     assert found(model) == IN_ORDER
@@ -115,9 +111,7 @@ def operator(step: CommunicationStep) -> str:
     return step.operator.replace(".", "::") if step.starts else "_c10d_functional::wait_tensor"
 
 
-def test_without_what_keeps_it_the_order_is_lost_and_that_is_an_error(
-    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_what_keeps_it_the_order_is_lost_and_that_is_an_error(mesh, monkeypatch) -> None:
     monkeypatch.setattr(inductor, "settings_to_keep", lambda policy, given: given)
     monkeypatch.setattr(inductor, "last_passes", lambda policy, given, key: {})
     with pytest.raises(policylang.PolicyAuditError, match=r"APL34[56].*in the code of the (forward|backward)"):
@@ -147,8 +141,11 @@ def test_settings_that_change_before_the_first_backward_do_not_reach_it(mesh: De
 
 @needs_several_last_passes
 def test_nothing_is_left_set_for_others(mesh: DeviceMesh) -> None:
+    def settings() -> tuple[bool, bool]:
+        return inductor_config.reorder_for_peak_memory, inductor_config.reorder_for_compute_comm_overlap
+
     before, seen = settings(), list[tuple[bool, bool]]()
-    ours, other = ordered(), policylang.backend(policylang.parse("undecided -> save\n"))
+    ours, other = ordered(), backend_for("undecided -> save\n", "inductor")
     with inductor_config.patch(post_grad_custom_post_pass=Noting(lambda graph: seen.append(settings()))):
         trained(mesh, ours)
         assert settings() == before == (True, False)
@@ -156,10 +153,6 @@ def test_nothing_is_left_set_for_others(mesh: DeviceMesh) -> None:
         trained(mesh, other)
     assert seen == [(False, False)] * 2 + [before] * 2
     assert policylang.report(other).code == ()
-
-
-def settings() -> tuple[bool, bool]:
-    return inductor_config.reorder_for_peak_memory, inductor_config.reorder_for_compute_comm_overlap
 
 
 class Noting(CustomGraphPass):
@@ -299,7 +292,7 @@ def test_any_order_holds(mesh: DeviceMesh, linear: bool, rules: str) -> None:
     """Orders that nobody would plan: whatever fuses and whatever is sorted anew, both halves keep theirs."""
     for seed in range(12):
         torch._dynamo.reset()
-        backend = policylang.backend(policylang.parse(f"{rules}\nkeep order of all_gather\n"))
+        backend = backend_for(f"{rules}\nkeep order of all_gather\n", "inductor")
         model = Meshed(mesh, (0,), layers=4, linear=linear)
         run = torch.compile(model, backend=in_hand_order(backend, at_random(seed)), options={"fx_graph_cache": False})
         run(torch.ones(4, WIDTH)).sum().backward()
@@ -329,10 +322,7 @@ def test_another_process_has_the_order_from_the_caches_and_reads_it_there(tmp_pa
     told = []
     for number, text in enumerate((POLICY, POLICY, f"{POLICY}keep order of reduce_scatter\n")):
         code = f"from {__name__} import one_step_in_a_process as step; step({text!r})"
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONHASHSEED": str(number)}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr
+        done = python("-c", code, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), PYTHONHASHSEED=str(number))
         told.append(json.loads(done.stdout.splitlines()[-1]))
     in_order = {half: list(each) for half, each in IN_ORDER.items()}
     assert [each["found"] for each in told] == [in_order] * 3
@@ -351,7 +341,7 @@ def test_a_partitioner_cannot_have_inductor_keep_an_order(mesh: DeviceMesh) -> N
 
 def test_what_a_policy_schedules_runs_beside_computation_in_both_halves(mesh: DeviceMesh) -> None:
     text = "undecided -> save\nprefetch all_gather 1 block ahead\ndelay reduce_scatter 1 block\n"
-    backend = policylang.backend(policylang.parse(text))
+    backend = backend_for(text, "inductor")
     trained(mesh, backend)
     assert found(backend) == IN_ORDER
     forward, backward = policylang.report(backend).code
@@ -370,7 +360,7 @@ def test_a_tensor_parallel_llama_of_hugging_face_keeps_its_order(mesh: DeviceMes
     plan = {**dict.fromkeys(columns, ColwiseParallel()), "self_attn.o_proj": RowwiseParallel()}
     for layer in model.model.layers:
         parallelize_module(layer, mesh, {**plan, "mlp.down_proj": RowwiseParallel()})
-    backend = in_hand_order(policylang.backend(policylang.parse("undecided -> save\nkeep order of all_reduce\n")))
+    backend = in_hand_order(backend_for("undecided -> save\nkeep order of all_reduce\n", "inductor"))
     torch.compile(model, backend=backend)(torch.ones(2, 16, dtype=torch.int64), use_cache=False).logits.sum().backward()
     forward, backward = policylang.report(backend).code
     assert (forward.status, forward.starts) == ("as planned", 4)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Container, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ from tests.support.run_partition import (
     trace,
     unpartitioned,
 )
-from tests.support.run_partition import traced as traced_model
 from tests.support.run_partition import traced as zoo_traced
 
 
@@ -213,11 +212,8 @@ def _reads_buffer(model: Any, x: Tensor) -> Tensor:
 
 def test_what_min_cut_can_neither_save_nor_recompute_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # torch writes the graph it failed on there
-    graph = trace(
-        models.Function(_reads_buffer, scale=nn.Buffer(torch.arange(4.0))),
-        (torch.randn(4, requires_grad=True),),
-        square_loss,
-    )
+    model = models.Function(_reads_buffer, scale=nn.Buffer(torch.arange(4.0)))
+    graph = trace(model, (torch.randn(4, requires_grad=True),), square_loss)
     gm = graph.fresh()
     read_whole_in_the_backward(gm, with_tangent=True)
     with pytest.raises(PolicyMatchError) as caught:
@@ -238,11 +234,8 @@ def _checkpointed(model: Any, x: Tensor) -> Tensor:
 @pytest.fixture(scope="module")
 def checkpointed() -> Traced:
     torch.manual_seed(0)
-    return trace(
-        models.Function(_checkpointed, layers=nn.ModuleList(nn.Linear(8, 8) for _ in range(3))),
-        (torch.randn(4, 8),),
-        square_loss,
-    )
+    layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    return trace(models.Function(_checkpointed, layers=layers), (torch.randn(4, 8),), square_loss)
 
 
 def test_regions_are_respected_with_their_borders_unless_overridden(checkpointed: Traced) -> None:
@@ -359,12 +352,9 @@ def test_a_record_of_an_earlier_partition_is_replaced(chain: Traced) -> None:
 
 @pytest.mark.parametrize("given", [None, "a graph", torch.nn.Linear(2, 2), fx.Graph()])
 def test_what_is_no_graph_module_is_refused_by_name(given: Any) -> None:
-    for act in (
-        lambda: policylang.apply(given, "save_all"),
-        lambda: policylang.partition(given, (), num_fwd_outputs=1, policy="save_all"),
-    ):
+    for act, more in ((policylang.apply, {}), (policylang.partition, {"joint_inputs": (), "num_fwd_outputs": 1})):
         with pytest.raises(policylang.PolicyGraphError, match=f"this is a `{type(given).__name__}`") as caught:
-            act()
+            act(given, policy="save_all", **more)
         assert [found.code for found in caught.value.diagnostics] == ["APL328"]
 
 
@@ -407,7 +397,7 @@ def some_slow(names: Iterable[str], slow: Container[str] = LARGE) -> list[Any]:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("model", some_slow(ZOO))
 def test_computes_what_it_does_without_a_policy(model: str, policy: str) -> None:
-    result = traced_model(model).run(POLICIES[policy])
+    result = zoo_traced(model).run(POLICIES[policy])
     assert_same_result(unpartitioned(model), result)
     audit = result.audit
     assert audit.agrees
@@ -428,7 +418,7 @@ def test_computes_what_it_does_without_a_policy(model: str, policy: str) -> None
 @pytest.mark.parametrize("policy", ["save all", "recompute all", "selective"])
 @pytest.mark.parametrize("model", some_slow(("llama", "mixtral", "gpt2", "resnet", "shared_parameters")))
 def test_saves_what_the_plan_foresees(model: str, policy: str) -> None:
-    partition = traced_model(model).partition(POLICIES[policy])
+    partition = zoo_traced(model).partition(POLICIES[policy])
     foreseen = saved_and_recomputed(partition.plan)
     names = partition.plan.facts.names
     planned = {names[row] for row in foreseen.saved}
@@ -440,7 +430,7 @@ def test_saves_what_the_plan_foresees(model: str, policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("model", some_slow(ONE_LAYER, {"llama", "gpt2"}))
 def test_dynamic_batch_and_sequence(model: str, policy: str) -> None:
-    result = traced_model(model, dynamic=True).run(POLICIES[policy])
+    result = zoo_traced(model, dynamic=True).run(POLICIES[policy])
     assert_same_result(unpartitioned(model, dynamic=True), result)
     kept = result.partition.forward.graph.output_node().args[0]
     assert any(isinstance(value.meta["val"], torch.SymInt) for value in kept)
@@ -458,10 +448,7 @@ def test_dynamic_batch_and_sequence(model: str, policy: str) -> None:
     ],
 )
 def test_trains_under_the_runtime_of_aot_autograd(model: str, dynamic: bool) -> None:
-    """Version counters, mutated buffers, sizes and generator states: what the graphs alone do not show.
-
-    (Generator states in every run: see the dropout below.)
-    """
+    """Version counters, mutated buffers and sizes: what the graphs alone do not show. Generator states: below."""
     base, _ = run_step(ZOO[model](), dynamic=dynamic, steps=2)
     for policy in ("recompute all", "selective"):
         assert_bitwise_equal(base, run_step(ZOO[model](), POLICIES[policy], dynamic=dynamic, steps=2)[0])
@@ -475,12 +462,11 @@ def test_dropout_draws_the_same_mask_again_over_several_steps() -> None:
 
 
 def test_a_saved_mask_is_not_drawn_again() -> None:
-    result = traced_model("dropout").run("recompute everything; save native_dropout")
+    result = zoo_traced("dropout").run("recompute everything; save native_dropout")
     assert_same_result(unpartitioned("dropout"), result)
     assert result.audit.random_states == 0
-    assert not result.partition.backward.graph.find_nodes(
-        op="call_function", target=torch.ops.aten.native_dropout.default
-    )
+    dropout = torch.ops.aten.native_dropout.default
+    assert not result.partition.backward.graph.find_nodes(op="call_function", target=dropout)
 
 
 Function = Callable[..., Any]
@@ -520,9 +506,8 @@ def test_an_input_whose_memory_another_input_shares_changes_its_shape(policy: st
         first, second = (leaf.add(1) for leaf in leaves)
         return [first.view(-1), second.view(-1), first.view(-1), second.view(-1)], leaves
 
-    compiled = aot_function(
-        function, nop, nop, partition_fn=writing_partitioner(policy), keep_inference_input_mutations=True
-    )
+    split = writing_partitioner(policy)
+    compiled = aot_function(function, nop, nop, partition_fn=split, keep_inference_input_mutations=True)
     assert_same(function, compiled, made)
 
 
@@ -537,13 +522,8 @@ def test_a_graph_that_returns_no_gradient_has_nothing_to_plan(policy: str) -> No
     returned = aot_function(function, nop, nop, partition_fn=writing_partitioner(policy))(*inputs)
     assert returned.requires_grad
     assert torch.equal(returned, inputs[0].view(-1))
-    parted = policylang.parse(f"policy p\n{policy}\n")
-    assert aot_function(
-        function,
-        nop,
-        nop,
-        partition_fn=lambda *given, **options: policylang.partition(*given, policy=parted, **options),
-    )(*inputs).requires_grad
+    split = partial(policylang.partition, policy=policylang.parse(f"policy p\n{policy}\n"))
+    assert aot_function(function, nop, nop, partition_fn=split)(*inputs).requires_grad
 
 
 class WritesItsOwn(torch.autograd.Function):
@@ -614,19 +594,12 @@ def test_the_first_of_two_equal_nodes_stays(graph: Traced) -> None:
     assert len(merged.kept_for) >= 1
 
 
-@pytest.mark.parametrize(
-    ("policy", "fate"),
-    [
-        ("recompute everything; save last sin", "saved"),
-        ("recompute everything; save first sin", "saved"),
-        ("recompute everything", "recomputed"),
-    ],
-)
-def test_the_stronger_decision_of_the_two_holds(graph: Traced, policy: str, fate: str) -> None:
-    result = graph.run(policy)
+@pytest.mark.parametrize("more", ["; save last sin", "; save first sin", ""])
+def test_the_stronger_decision_of_the_two_holds(graph: Traced, more: str) -> None:
+    result = graph.run("recompute everything" + more)
     assert_same_result(graph.run(default_partition), result)
-    assert ("sin" in result.audit.saved) == (fate == "saved")
-    assert ("sin" in result.audit.recomputed) == (fate == "recomputed")
+    assert ("sin" in result.audit.saved) == bool(more)
+    assert ("sin" in result.audit.recomputed) == (not more)
 
 
 def test_a_save_that_the_backward_has_no_use_for_does_not_save_its_twin() -> None:
@@ -653,20 +626,14 @@ UNSEEN = ["recompute first exp", "recompute first exp; leave last exp", "optiona
 
 
 @pytest.mark.parametrize("policy", UNSEEN)
-def test_a_recomputation_that_nothing_needed_does_not_bind_its_twin(policy: str) -> None:
-    """Planning refuses what would be wrong of what is needed. The twin would have read the buffer after its update."""
+def test_a_recomputation_that_nothing_needed_does_not_bind_its_twin(policy: str, monkeypatch) -> None:
+    """Planning refuses what would be wrong of what is needed. The twin would have read the buffer after its update:
+    what planning could not see is refused before the graph is split."""
     graph = trace(buffered_twins(), (torch.randn(4, 8),), lambda output: output.sum())
     result = graph.run(policy)
     assert_same_result(graph.run("save everything"), result)
     assert result.audit.recomputed == ()
-
-
-@pytest.mark.parametrize("policy", UNSEEN)
-def test_what_planning_could_not_see_is_refused_before_the_graph_is_split(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(finalize, "_used_by_backward", lambda plan: frozenset(range(len(plan.facts))))
-    graph = trace(buffered_twins(), (torch.randn(4, 8),), lambda output: output.sum())
     with pytest.raises(PolicyMatchError, match="reads memory that the graph changes") as caught:
         graph.run(policy)
     assert [found.code for found in caught.value.diagnostics] == ["APL304"]
@@ -759,11 +726,8 @@ def joint():
 
 
 def partitioned(joint, expectation: str) -> policylang.report:
-    gm = copy.deepcopy(joint.gm)
-    policylang.partition(
-        gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policylang.parse(RULES + expectation)
-    )
-    return policylang.report(gm)
+    forward, _ = joint._replace(gm=copy.deepcopy(joint.gm)).halves(policylang.parse(RULES + expectation))
+    return policylang.report(forward)
 
 
 @pytest.fixture(scope="module")
@@ -774,12 +738,9 @@ def saved(joint):
     return report.saved.bytes
 
 
-def test_a_limit_that_is_met_exactly_holds(joint, saved):
+def test_a_limit_that_is_met_exactly_holds_and_one_byte_less_fails_with_the_figure(joint, saved):
     (expectation,) = partitioned(joint, f"expect saved <= {saved} B").expectations
     assert expectation.status == "held"
-
-
-def test_one_byte_less_fails_with_the_figure(joint, saved):
     with pytest.raises(PolicyMatchError, match=rf"`expect saved <= {saved - 1} B` does not hold.*{saved:,} bytes"):
         partitioned(joint, f"expect saved <= {saved - 1} B")
 

@@ -82,11 +82,9 @@ def test_the_tags_of_the_models_own_checkpoint_stand_everywhere_else(name: str) 
     before = tags_of(recording(True))
     untouched = tagged("undecided -> auto", checkpointed=True)
     after = tagged(f"include <{name}>", checkpointed=True)
-    everywhere = before.keys() | after.keys()
-    assert {node: after.get(node) for node in everywhere - lines()} == {
-        node: untouched.get(node) for node in everywhere - lines()
-    }
-    border = {node for node in everywhere - lines() if untouched.get(node) != before.get(node)}
+    elsewhere = (before.keys() | after.keys()) - lines()
+    assert [node for node in elsewhere if after.get(node) != untouched.get(node)] == []
+    border = {node for node in elsewhere if untouched.get(node) != before.get(node)}
     assert {untouched.get(node) for node in border} <= {"MUST_SAVE"}, "torch saves at the border of two regions"
     assert len(before.keys() - lines()) > 3_000
 
@@ -94,11 +92,8 @@ def test_the_tags_of_the_models_own_checkpoint_stand_everywhere_else(name: str) 
 @pytest.mark.parametrize("name", RESHARD)
 def test_the_gather_of_the_tokens_is_left_and_named(name: str) -> None:
     """They are an input of the model, sharded and gathered like a weight."""
-    (note,) = [
-        found
-        for found in partitioned(f"include <{name}>", checkpointed=True).plan.diagnostics
-        if found.code == "APL318"
-    ]
+    plan = partitioned(f"include <{name}>", checkpointed=True).plan
+    (note,) = [found for found in plan.diagnostics if found.code == "APL318"]
     assert note.details == ("all_gather_into_tensor: of the input `primals_293`, 2 MiB",)
 
 
@@ -109,9 +104,7 @@ def test_the_gather_of_the_tokens_is_left_and_named(name: str) -> None:
         ("save users of (everything where user tagged) except everything where user tagged", 96),
     ],
 )
-def test_a_reduce_scatter_that_min_cut_repeats_for_the_final_norm_and_what_keeps_it_from_it(
-    line: str, mebibytes: int
-) -> None:
+def test_a_reduce_scatter_that_min_cut_repeats_for_the_final_norm_and_what_keeps_it_from_it(line, mebibytes) -> None:
     """Min-cut counts on the last block's result being there in the backward, since the model's checkpoint tags it. Its
     only reader is the final norm, outside every region. Keeping what the norm reads costs less."""
     made = partitioned("include <fsdp_reshard_always>", checkpointed=True)

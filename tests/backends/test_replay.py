@@ -31,6 +31,7 @@ from policylang.language.syntax import Policy
 from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import SavedForBackward
 from tests.support import models
+from tests.support.compiled import backend_for
 from tests.support.drawn import drawn
 from tests.support.late import Late, copied_over
 from tests.support.models import ZOO, Example, Layers, dropout, gpt2, llama, mixtral, products, resnet
@@ -113,9 +114,8 @@ def saved_memory(partition: Partition) -> Counter[tuple[str, int, str]]:
     kept: set[int] = set()
     for name in partition.audit.saved:
         row = roots[facts.index[name]]
-        if facts.targets[row] in AUTOGRAD_COPIES and all(
-            facts.phases[user] == Phase.BACKWARD for user in facts.users[row]
-        ):
+        in_backward = all(facts.phases[user] == Phase.BACKWARD for user in facts.users[row])
+        if facts.targets[row] in AUTOGRAD_COPIES and in_backward:
             row = roots[facts.inputs[row][0]]
         if facts.ops[row] == "call_function":
             kept.add(row)
@@ -160,9 +160,7 @@ def test_the_second_partition_is_the_first(model: Callable[[], Example], policy:
         (ZOO["dropout"], SAVE_PRODUCTS),
     ],
 )
-def test_the_same_memory_is_saved_under_the_decompositions_of_inductor(
-    model: Callable[[], Example], policy: str
-) -> None:
+def test_the_same_memory_is_saved_under_the_decompositions_of_inductor(model, policy) -> None:
     first = first_step(model, policy)
     done: list[Partition] = []
 
@@ -185,9 +183,7 @@ def test_the_same_memory_is_saved_under_the_decompositions_of_inductor(
         pytest.param(mixtral, SAVE_ALL, "inductor", marks=pytest.mark.slow),
     ],
 )
-def test_the_same_memory_is_saved_where_operators_are_decomposed(
-    model: Callable[[], Example], policy: str, inner: Any
-) -> None:
+def test_the_same_memory_is_saved_where_operators_are_decomposed(model, policy, inner) -> None:
     """Inductor decomposes SiLU, GELU, softmax and layer norms, and drops views that change nothing."""
     first = first_step(model, policy)
     with partitions() as done, inductor_config.patch(fallback_random=True):
@@ -387,10 +383,8 @@ def test_what_the_first_partition_saved_is_saved(shape: Callable[[Function], Fun
 
 @pytest.mark.parametrize("policy", FIRST)
 def test_so_it_is_under_the_decompositions_of_inductor(policy: str) -> None:
-    made = partitioned_twice(
-        several(block), arguments(), policylang.parse(policy), decompositions=select_decomp_table()
-    )
-    same(*made)
+    table = select_decomp_table()
+    same(*partitioned_twice(several(block), arguments(), policylang.parse(policy), decompositions=table))
 
 
 _INNER = st.sampled_from([block, normed, split])
@@ -455,19 +449,16 @@ def test_a_rule_that_the_tags_outrank_is_an_error() -> None:
 
 
 def test_where_the_tags_say_the_same_no_override_is_needed() -> None:
-    again = policylang.parse("recompute everything\nsave everything where recorded saved")
-    first, second = partitioned_twice(
-        lambda *given: selective(block)(*given).sin(), arguments(), policylang.parse("undecided -> save"), again
-    )
+    texts = ("undecided -> save", "recompute everything\nsave everything where recorded saved")
+    policies = map(policylang.parse, texts)
+    first, second = partitioned_twice(lambda *given: selective(block)(*given).sin(), arguments(), *policies)
     assert first.audit.saved
     same(first, second)
 
 
 @pytest.mark.parametrize("decomposed", [False, True])
 @pytest.mark.parametrize("shape", [several, nested, beside])
-def test_the_record_of_another_partitioner_is_read_by_its_annotation(
-    shape: Callable[[Function], Function], decomposed: bool
-) -> None:
+def test_the_record_of_another_partitioner_is_read_by_its_annotation(shape, decomposed) -> None:
     """As AutoParallel does it: what the first forward returns is annotated, of a tuple the operator."""
     from functorch.compile import min_cut_rematerialization_partition
 
@@ -498,26 +489,19 @@ def test_gathered_weights_are_gathered_as_often_as_in_the_first_backward(policy:
 
     with fake_ranks(4):
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
-        weights = [
-            torch.nn.Parameter(distribute_tensor(torch.randn(16, 16), mesh, [Shard(0)], src_data_rank=None))
-            for _ in range(3)
-        ]
+        shards = (distribute_tensor(torch.randn(16, 16), mesh, [Shard(0)], src_data_rank=None) for _ in range(3))
 
         def layer(x: Tensor, weight: Any) -> Tensor:
             return (x @ weight.redistribute(placements=[Replicate()]).to_local()).relu()
 
-        class Model(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.weights = torch.nn.ParameterList(weights)
+        def forward(model: Any, x: Tensor) -> Tensor:
+            for weight in model.weights:
+                x = checkpoint(layer, x, weight, use_reentrant=False)
+            return x
 
-            def forward(self, x: Tensor) -> Tensor:
-                for weight in self.weights:
-                    x = checkpoint(layer, x, weight, use_reentrant=False)
-                return x
-
+        model = models.Function(forward, weights=nn.ParameterList(map(nn.Parameter, shards)))
         text = f"optional save mm\ninclude <{policy}>"
-        first, second = partitioned_twice(Model(), [torch.randn(4, 16, requires_grad=True)], policylang.parse(text))
+        first, second = partitioned_twice(model, [torch.randn(4, 16, requires_grad=True)], policylang.parse(text))
     assert gathers(first) == gathers(second)
     assert gathers(first)[1] == (0 if policy == "fsdp_reshard_never" else 3)
     same(first, second)
@@ -570,9 +554,8 @@ def twice(first: str, second: str) -> tuple[list[Report], list[Tensor | None]]:
         compiled.append(aot_autograd(fw_compiler=keep_meta, bw_compiler=keep_meta, partition_fn=split)(gm, inputs))
         return compiled[0]
 
-    torch.compile(Layers(residual(), residual(), residual()), backend=backend)(
-        torch.randn(WIDTH, WIDTH, requires_grad=True)
-    )
+    model = torch.compile(Layers(residual(), residual(), residual()), backend=backend)
+    model(torch.randn(WIDTH, WIDTH, requires_grad=True))
     arguments = [torch.randn(WIDTH, WIDTH, requires_grad=True) for _ in range(7)]
     split = split_by(second, reports)
     again = aot_function(lambda *values: compiled[0](*values), fw_compiler=nop, bw_compiler=nop, partition_fn=split)
@@ -647,7 +630,7 @@ def test_another_policy_may_keep_it_on_the_device() -> None:
     first = first_step(ZOO["mlp"], OFFLOADS)
     text = "override recompute everything\noverride save everything where recorded saved"
     with partitions() as done:
-        second_step(first, policylang.backend(policylang.parse(text), inner="aot_eager"))
+        second_step(first, backend_for(text))
     (second,) = done
     assert not second.audit.offloaded
     moved_bytes = sum(size for *_, size in moved(first.partition))
@@ -684,7 +667,7 @@ def test_a_graph_of_other_sizes_offloads_as_the_first(inner: str) -> None:
     torch.manual_seed(0)
     model, link = deep(), Late(1)
     policy = "undecided -> recompute\noffload sin"
-    compiled = torch.compile(model, backend=policylang.backend(policylang.parse(policy), inner=inner))
+    compiled = torch.compile(model, backend=backend_for(policy, inner))
     with partitions() as done, copied_over(link):
         for rows in (4, 6, 9):
             x = torch.randn(rows, 8)
@@ -700,9 +683,7 @@ def test_a_graph_of_other_sizes_offloads_as_the_first(inner: str) -> None:
 def test_a_second_backward_fetches_again(inner: str) -> None:
     torch.manual_seed(0)
     model, link = deep(), Late(1)
-    compiled = torch.compile(
-        model, backend=policylang.backend(policylang.parse("undecided -> recompute\noffload sin"), inner=inner)
-    )
+    compiled = torch.compile(model, backend=backend_for("undecided -> recompute\noffload sin", inner))
     with copied_over(link):
         loss = compiled(torch.randn(4, 8)).square().sum()
         once = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)

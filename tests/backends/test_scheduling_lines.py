@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import default_partition, make_boxed_func
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import policylang
@@ -19,8 +19,9 @@ from policylang.backends.joint import partitions, unanswered
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.graph.facts import StepKind
 from policylang.language.plain_data import from_plain, to_plain
-from tests.support.compiled import fresh_dynamo
+from tests.support.compiled import backend_for, fresh_dynamo
 from tests.support.flat_graphs import copy_graph
+from tests.support.models import broken
 from tests.support.orders import half_steps, ordered_plan, planned_half
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER, fake_ranks, sharded_stack
 
@@ -38,7 +39,7 @@ def many() -> Iterator[None]:
 
 def compiled(text: str, model: nn.Module | None = None) -> tuple[list[applied_plans.Findings], Report]:
     with fresh_dynamo():
-        made = policylang.backend(policylang.parse(text), inner="aot_eager")
+        made = backend_for(text)
         step = torch.compile(sharded_stack(4, LAYERS, width=8) if model is None else model, backend=made)
         step(torch.ones(4, 8)).square().mean().backward()
         return [found for graph in made.graphs for found in graph.findings], policylang.report(step)
@@ -49,10 +50,8 @@ def test_a_compiled_step_says_what_was_planned_and_what_each_half_does() -> None
     (kept,), report = compiled(text)
     whole, forward, backward = report.orders
     assert (whole.half, forward.half, backward.half) == ("", "forward", "backward")
-    assert [(line.matched, line.buckets) for line in whole.lines[:2]] == [
-        (4 * LAYERS, 2 * LAYERS),
-        (2 * LAYERS, LAYERS),
-    ]
+    assert [line.matched for line in whole.lines[:2]] == [4 * LAYERS, 2 * LAYERS]
+    assert [line.buckets for line in whole.lines[:2]] == [2 * LAYERS, LAYERS]
     assert [(each.traced.collectives, each.planned.collectives) for each in report.orders] == [(18, 9), (6, 3), (12, 6)]
     assert [line.moved for line in forward.lines] == [6, 0, 2, 0]
     assert [line.moved for line in backward.lines] == [6, 6, 2, 2]
@@ -71,10 +70,8 @@ def test_copies_to_the_host_follow_the_order_of_the_halves() -> None:
     assert report.offloaded.bytes
     assert StepKind.COPY_FROM_HOST in set(partition.schedule.kinds)
     facts = partition.plan.facts
-    for half, made, backward in (
-        (partition.forward, partition.orders["forward"], False),
-        (partition.backward, partition.orders["backward"], True),
-    ):
+    for half, name in ((partition.forward, "forward"), (partition.backward, "backward")):
+        made, backward = partition.orders[name], name == "backward"
         joined = {name for edit in made.order.edits.done for name in edit.dead}
         planned = planned_half(partition.schedule, facts, backward=backward)
         expected = [step for step in planned if step[1] not in joined]
@@ -93,25 +90,11 @@ def test_what_is_bucketed_may_wait_on_the_host() -> None:
     assert account.planned.collectives == 2 * LAYERS
 
 
-class Broken(nn.Module):
-    """Two graphs, one of which has collectives."""
-
-    def __init__(self, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.first, self.second = first, second
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        torch._dynamo.graph_break()
-        found: Tensor = self.second(x)
-        return found
-
-
 @pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_line_has_to_find_something_in_one_graph_of_a_model(at: int) -> None:
     parts: list[nn.Module] = [nn.Linear(8, 8)]
     parts.insert(at, sharded_stack(4, 2, width=8))
-    _, report = compiled(f"undecided -> save; {AHEAD}", Broken(*parts))
+    _, report = compiled(f"undecided -> save; {AHEAD}", broken(first=parts[0], second=parts[1]))
     assert [account.half for account in report.orders] == ["", "forward", "backward"]
 
 
@@ -119,7 +102,7 @@ def test_a_line_that_finds_nothing_in_any_graph_is_an_error() -> None:
     with pytest.raises(PolicyMatchError, match="`delay all_to_all 1 block` matches nothing in this graph"):
         compiled(f"undecided -> save; {AHEAD}; delay all_to_all 1 block")
     with pytest.raises(PolicyMatchError, match="orders collectives, and any of the 2 graphs of this model"):
-        compiled(f"undecided -> save; {AHEAD}", Broken(nn.Linear(8, 8), nn.Linear(8, 8)))
+        compiled(f"undecided -> save; {AHEAD}", broken(first=nn.Linear(8, 8), second=nn.Linear(8, 8)))
 
 
 def test_a_line_that_finds_nothing_in_either_half_is_an_error() -> None:
@@ -134,7 +117,7 @@ def test_a_line_that_finds_nothing_in_either_half_is_an_error() -> None:
 @pytest.mark.slow
 def test_a_model_that_takes_no_gradients_runs_as_it_is() -> None:
     with fresh_dynamo(), torch.no_grad():
-        made = policylang.backend(policylang.parse(f"undecided -> save; {AHEAD}"), inner="aot_eager")
+        made = backend_for(f"undecided -> save; {AHEAD}")
         found = torch.compile(sharded_stack(4, 2, width=8), backend=made)(torch.ones(4, 8))
     assert found.shape == (4, 8)
 
@@ -176,15 +159,10 @@ def test_a_policy_of_scheduling_lines_alone_is_carried_out(cut: tuple[fx.GraphMo
 
 def test_what_is_expected_of_the_step_is_held_against_the_half(cut: tuple[fx.GraphModule, fx.GraphModule]) -> None:
     forward = copy_graph(cut[0])
-    text = (
-        f"{GATHERS}; device h100-sxm; expect exposed <= 100%; expect peak <= 1 GiB; expect saved <= 1 MiB; save matmul"
-    )
-    policylang.apply(forward, policylang.parse(text))
+    held, other = ["expect exposed <= 100%", "expect peak <= 1 GiB"], ["expect saved <= 1 MiB", "save matmul"]
+    policylang.apply(forward, policylang.parse("; ".join([GATHERS, "device h100-sxm", *held, *other])))
     report = policylang.report(forward)
-    assert [(each.text, each.status) for each in report.expectations] == [
-        ("expect exposed <= 100%", "held"),
-        ("expect peak <= 1 GiB", "held"),
-    ]
+    assert [(each.text, each.status) for each in report.expectations] == [(text, "held") for text in held]
     (note,) = [note for note in report.notes if "APL329" in note]
     assert "2 lines decide nothing here" in note
     before = str(cut[0].graph)
@@ -203,9 +181,7 @@ def test_what_is_expected_of_the_step_is_held_against_the_half(cut: tuple[fx.Gra
         ("blocks elsewhere.*; prefetch all_gather 1 block ahead", "blocks elsewhere.*"),
     ],
 )
-def test_what_cannot_be_is_said_and_nothing_is_changed(
-    cut: tuple[fx.GraphModule, fx.GraphModule], text: str, said: str
-) -> None:
+def test_what_cannot_be_is_said_and_nothing_is_changed(cut, text, said) -> None:
     forward = copy_graph(cut[0])
     with pytest.raises(PolicyMatchError) as raised:
         policylang.apply(forward, policylang.parse(text))

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -20,8 +19,11 @@ from policylang.backends import caching
 from policylang.backends.caching import acting_sources
 from policylang.language.diagnostics import CODES, Severity
 from policylang.planning.capabilities import PATHS, PathEntry
+from tests.support.compiled import backend_for
 from tests.support.joint import capture_joint
 from tests.support.models import llama, mlp
+from tests.support.process import python
+from tests.tracing.test_against_eager import loss_of
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "policylang"
@@ -61,20 +63,16 @@ def compiled(policy: str, inner: str = "aot_eager") -> Callable[[], object]:
     def train() -> None:
         torch._dynamo.reset()
         example = mlp()
-        backend = policylang.backend(policylang.parse(policy), inner=inner)
+        backend = backend_for(policy, inner)
         example.loss_fn(torch.compile(example.module, backend=backend)(*example.inputs)).backward()
 
     return train
 
 
-def traced(policy: str) -> Callable[[], object]:
-    def train() -> None:
-        example = mlp()
-        batch = example.inputs
-        step = policylang.trace_step(example.module, lambda model, *given: example.loss_fn(model(*given)), *batch)
-        step.apply(policylang.parse(policy))(*batch)
-
-    return train
+def traced() -> None:
+    example = mlp()
+    step = policylang.trace_step(example.module, loss_of(example), *example.inputs)
+    step.apply(policylang.parse(MOVES))(*example.inputs)
 
 
 def partitioned_twice() -> None:
@@ -103,14 +101,12 @@ def checkpointed() -> None:
     [
         pytest.param(compiled("undecided -> auto\nsave mm or addmm\n"), id="compiled"),
         pytest.param(compiled(MOVES), id="compiled, offloading"),
-        pytest.param(traced(MOVES), id="traced, offloading"),
+        pytest.param(traced, id="traced, offloading"),
         pytest.param(partitioned_twice, id="partitioned twice"),
         pytest.param(checkpointed, id="checkpointed"),
     ],
 )
-def test_what_runs_while_a_graph_is_compiled_is_in_the_key(
-    run_of: Callable[..., set[str]], action: Callable[[], object]
-) -> None:
+def test_what_runs_while_a_graph_is_compiled_is_in_the_key(run_of, action) -> None:
     ran = run_of(action)
     assert "planning/planner.py" in ran
     assert ran - KEY == set()
@@ -163,10 +159,7 @@ print(json.dumps(files))
 
 def test_what_a_compile_imports_is_in_the_key(tmp_path: Path) -> None:
     """On every path, in a process that has imported nothing but what compiling needs."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = python("-c", PROGRAM, cwd=tmp_path)
     imported = {Path(file).relative_to(PACKAGE).as_posix() for file in json.loads(done.stdout.splitlines()[-1])}
     acting = {f"audit/{name}.py" for name in ("graphs", "order")} | {"api/apply.py", "api/load.py"}
     assert {file_of(path) for path in PATHS} | acting <= imported
@@ -182,8 +175,8 @@ def test_what_does_not_act_is_not() -> None:
         assert [name for name in ALL if name.startswith(f"{room}/")]
         assert not [name for name in KEY - REPORTED if name.startswith(f"{room}/")]
     others = {
-        "__main__.py",
         *(f"report/{name}.py" for name in ("explain", "plan_comparison", "plan_page", "plan_text")),
+        "__main__.py",
     }
     assert others <= ALL
     assert not KEY & others

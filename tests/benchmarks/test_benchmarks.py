@@ -31,6 +31,7 @@ from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import JOINT
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.simulation.node_times import CollectivePrices, node_times
+from tests.support.compiled import backend_for
 from tests.support.keeping import kept_two
 from tests.support.versions import needs_overlap_scheduling_by_given_times
 
@@ -45,7 +46,7 @@ def test_what_a_compiled_step_keeps_is_what_the_plan_says(inner: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 64))
     batch = torch.rand(32, 64)
-    backend = policylang.backend(policylang.parse("recompute everything; save addmm"), inner=inner)
+    backend = backend_for("recompute everything; save addmm", inner)
     compiled = torch.compile(model, backend=backend)
     compiled(batch).sum().backward()
     memory = step_allocations(lambda: compiled(batch).sum())
@@ -245,9 +246,8 @@ SCRIPT = gpu.ROOT / "scripts" / "gpu"
 
 
 def part(name: str, code: str, minutes: float = 1.0) -> gpu.Part:
-    return gpu.Part(
-        name, (sys.executable, "-c", f"import sys, time, json; path = sys.argv[1]\n{code}"), minutes, gpu.read_json
-    )
+    command = (sys.executable, "-c", f"import sys, time, json; path = sys.argv[1]\n{code}")
+    return gpu.Part(name, command, minutes, gpu.read_json)
 
 
 def wrote(rows: list[dict[str, Any]]) -> str:
@@ -322,9 +322,8 @@ def test_every_benchmark_that_knows_a_device_is_a_part_of_the_run() -> None:
     folder = gpu.ROOT / "benchmarks"
     with_device = {path.stem for path in folder.glob("*.py") if '"--device"' in path.read_text()} - {"gpu"}
     commands = [part.command for part in gpu.parts("cuda", "llama3_sac.apl")]
-    assert {
-        word.removeprefix("benchmarks.") for command in commands for word in command if "benchmarks." in word
-    } == with_device
+    words = (word for command in commands for word in command)
+    assert {word.removeprefix("benchmarks.") for word in words if "benchmarks." in word} == with_device
     assert all(command[command.index("--device") + 1] == "cuda" for command in commands[1:])
     shapes = [command[command.index("--shape") + 1] for command in commands if "benchmarks.training_step" in command]
     assert shapes == ["1b", "8b"]
@@ -343,9 +342,8 @@ def test_without_a_gpu_the_script_says_so_and_installs_nothing() -> None:
 def test_a_rehearsal_without_a_gpu_runs_every_part(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     arguments = ["--device", "cpu", "--minutes", "30", "--json", str(path)]
-    found = subprocess.run(
-        [SCRIPT, *arguments], capture_output=True, text=True, env={**os.environ, "PYTHON": sys.executable}
-    )
+    environment = {**os.environ, "PYTHON": sys.executable}
+    found = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, env=environment)
     results = json.loads(path.read_text())
     assert found.returncode == 0, found.stdout + found.stderr
     assert results["machine"]["torch"] == torch.__version__
@@ -377,9 +375,8 @@ def test_of_a_hundred_values_the_ninety_fifth() -> None:
 def test_a_short_run(tmp_path) -> None:
     found = lsp.measure({"small": (GRAPH, 984)}, 8, tmp_path)
     assert {row["what"] for row in found["rows"]} >= {"diagnostics of the text", "hover", "completion"}
-    assert all(
-        0 < row["p50 ms"] <= row["p95 ms"] <= row["max ms"] for row in found["rows"] if "less" not in row["what"]
-    )
+    measured = (row for row in found["rows"] if "less" not in row["what"])
+    assert all(0 < row["p50 ms"] <= row["p95 ms"] <= row["max ms"] for row in measured)
     assert found["memory"][0]["most MiB"] >= found["memory"][0]["now MiB"] > 10
     assert all(row["ours / peer"] > 0 for row in found["peers"])
 

@@ -32,14 +32,8 @@ def policylang(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
 @pytest.fixture
 def process() -> Callable[..., Outcome]:
     def run(*arguments: str, env: dict[str, str] | None = None, cwd: str | None = None) -> Outcome:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            cwd=cwd,
-            env={**os.environ, **(env or {})},
-        )
+        everything = os.environ | (env or {})
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=cwd, env=everything)
         return Outcome(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -13,7 +13,6 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 import policylang
 import policylang as library
-from policylang.commands.cli import main
 from policylang.errors import PolicyError
 from policylang.graph.snapshot import load, write
 from policylang.language.shown import format_quantity
@@ -23,6 +22,7 @@ from policylang.planning.planner import plan
 from policylang.simulation.node_times import node_times
 from policylang.simulation.streams import step_time
 from policylang.testing import agree
+from tests.support.compiled import backend_for
 from tests.support.textgraph import facts_of
 
 PROFILE = """
@@ -172,10 +172,8 @@ def test_a_page_says_times_in_its_head_and_tables(policylang, folder):
     static = re.sub(r"<script.*?</script>|<style>.*?</style>", "", text, flags=re.DOTALL)
     assert '<dt>recomputed time</dt><dd class="big">80 ms</dd>' in static
     assert re.search(r"90\.9% of the forward&#x27;s 88 ms, at a price of \S+ s a GiB of peak", static)
-    assert (
-        '<dt>step time</dt><dd class="big">184 ms</dd><dd class="small">104 ms without recomputation; times: slow'
-        in static
-    )
+    step = '<dt>step time</dt><dd class="big">184 ms</dd><dd class="small">104 ms without recomputation; times: slow'
+    assert step in static
     assert '<th scope="col" class="number">recompute time</th>' in static
     data = json.loads(re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)[0])
     assert data["device"] == "slow"
@@ -321,9 +319,7 @@ def test_two_policies_of_which_one_names_a_device(policylang, folder):
 @pytest.mark.parametrize("path", ["joint", "eager"])
 def test_what_is_expected_of_time_is_what_is_shown(policylang, folder, path):
     """In eager a block runs again up to the last value that its backward reads: more than a schedule has."""
-    (folder / "all.apl").write_text(
-        OTHER.replace("save mm", "save sin") + "expect step time <= 1 ms\nexpect recomputed time <= 1%\n"
-    )
+    (folder / "all.apl").write_text(POLICY + "expect step time <= 1 ms\nexpect recomputed time <= 1%\n")
     outcome = policylang("plan", "all.apl", *ON, "--path", path, "--output-format", "json")
     found = json.loads(outcome.out)
     assert outcome.code == 1
@@ -374,12 +370,10 @@ def uncounted_library() -> Iterator[None]:
         x, w = ctx.saved_tensors
         return gradient @ w.T, x.T @ gradient
 
-    torch.library.register_autograd(
-        "uncounted_here::fused",
-        backward,
-        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-        lib=library,
-    )
+    def kept(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    torch.library.register_autograd("uncounted_here::fused", backward, setup_context=kept, lib=library)
     yield
     library._destroy()
 
@@ -388,7 +382,7 @@ def compiled() -> Any:
     """The report on a model that was compiled and trained."""
     torch._dynamo.reset()
     text = UNCOUNTED_POLICY.format(name="mine", rules="")
-    backend = policylang.backend(policylang.parse(text.replace("flops <= 1%", "flops <= 90%")), inner="aot_eager")
+    backend = backend_for(text.replace("flops <= 1%", "flops <= 90%"))
     model = torch.compile(Model(), backend=backend)
     model(torch.randn(4, 8)).backward()
     return policylang.report(model), backend
@@ -402,23 +396,14 @@ def uncounted_folder(tmp_path_factory: pytest.TempPathFactory, uncounted_library
     policylang.snapshot(backend, uncounted_folder / "model.graph")
     (uncounted_folder / "report.txt").write_text(str(report))
     (uncounted_folder / "report.json").write_text(report.to_json())
-    (uncounted_folder / "mine.apl").write_text(UNCOUNTED_POLICY.format(name="mine", rules=""))
-    (uncounted_folder / "saving.apl").write_text(
-        UNCOUNTED_POLICY.format(name="saving", rules="save uncounted_here.fused in block\n")
-    )
+    for name, rules in (("mine", ""), ("saving", "save uncounted_here.fused in block\n")):
+        (uncounted_folder / f"{name}.apl").write_text(UNCOUNTED_POLICY.format(name=name, rules=rules))
     return uncounted_folder
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    main(list(arguments))
-    return capsys.readouterr().out
-
-
 def test_a_report_names_what_it_does_not_count(uncounted_folder: Path) -> None:
-    text, data = (
-        (uncounted_folder / "report.txt").read_text(),
-        json.loads((uncounted_folder / "report.json").read_text()),
-    )
+    text, data = ((uncounted_folder / name).read_text() for name in ("report.txt", "report.json"))
+    data = json.loads(data)
     assert f"            and {FUSED} ×2 (no FLOP formula, so counted as 0)" in text
     assert data["uncounted"] == data["uncounted_recomputed"] == {FUSED: 2}
     (warning,) = data["warnings"]
@@ -426,44 +411,34 @@ def test_a_report_names_what_it_does_not_count(uncounted_folder: Path) -> None:
     assert "(APL332)" in warning
 
 
-def test_a_plan_names_what_it_does_not_count(uncounted_folder: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_every_command_names_what_is_not_counted(uncounted_folder: Path, monkeypatch: Any, policylang) -> None:
     monkeypatch.chdir(uncounted_folder)
-    text = said(capsys, "plan", "mine.apl", "--graph", "model.graph", "--values")
+
+    def said(command: str) -> str:
+        return policylang(*command.split(), "--graph", "model.graph").out
+
     named = f"{FUSED} ×2 (no FLOP formula, so counted as 0)"
+    text = said("plan mine.apl --values")
     assert f"uncounted in the forward: {named}; recomputed of them: {named}" in text
     assert "not counted" in next(line for line in text.splitlines() if line.strip().startswith(f"recomputed  {FUSED}"))
-    data = json.loads(said(capsys, "plan", "mine.apl", "--graph", "model.graph", "--output-format", "json"))
-    assert data["uncounted_operators"] == data["with"]["uncounted_operators"] == {FUSED: 2}
-    data = json.loads(said(capsys, "plan", "saving.apl", "--graph", "model.graph", "--output-format", "json"))
-    assert data["uncounted_operators"] == {FUSED: 2}
-    assert data["with"]["uncounted_operators"] == {}
-    assert "APL332" not in {each["code"] for each in data["diagnostics"]}
-    said(capsys, "plan", "mine.apl", "--graph", "model.graph", "--html", "page.html")
+    mine, saving = (json.loads(said(f"plan {name}.apl --output-format json")) for name in ("mine", "saving"))
+    assert mine["uncounted_operators"] == mine["with"]["uncounted_operators"] == {FUSED: 2}
+    assert (saving["uncounted_operators"], saving["with"]["uncounted_operators"]) == ({FUSED: 2}, {})
+    assert "APL332" not in {each["code"] for each in saving["diagnostics"]}
+    said("plan mine.apl --html page.html")
     page = (uncounted_folder / "page.html").read_text()
     assert "without FLOPs" in page
-    assert f"{FUSED} ×2 (no FLOP formula, so counted as 0); 2 calls recomputed" in page
-
-
-def test_an_expectation_over_what_is_not_counted_is_a_warning(
-    uncounted_folder: Path, monkeypatch: Any, capsys: Any
-) -> None:
-    monkeypatch.chdir(uncounted_folder)
-    text = said(capsys, "check", "mine.apl", "--graph", "model.graph")
+    assert f"{named}; 2 calls recomputed" in page
+    text = said("check mine.apl")
     assert f"warning[APL332]: `expect recomputed flops <= 1%` does not count 2 calls of `{FUSED}`" in text
     assert "fused (uncounted_here.fused.default) in layers.0" in text
     assert "register_flop_formula" in text
-    assert "APL332" not in said(capsys, "check", "saving.apl", "--graph", "model.graph")
-
-
-def test_a_comparison_and_an_explanation_say_it_too(uncounted_folder: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.chdir(uncounted_folder)
-    text = said(capsys, "diff", "mine.apl", "saving.apl", "--graph", "model.graph")
-    assert f"before: recomputed without {FUSED} ×2 (no FLOP formula, so counted as 0)" in text
-    assert "after: recomputed without" not in text
-    text = said(capsys, "diff", "mine.apl", "saving.apl", "--graph", "model.graph", "--output-format", "markdown")
-    assert f"before: recomputed without {FUSED} ×2" in text
-    text = said(capsys, "explain", "mine.apl", "--graph", "model.graph", "--node", "fused")
-    assert "FLOPs not counted" in text
+    assert "APL332" not in said("check saving.apl")
+    for form in ("text", "markdown"):
+        text = said(f"diff mine.apl saving.apl --output-format {form}")
+        assert f"before: recomputed without {named}" in text
+        assert "after: recomputed without" not in text
+    assert "FLOPs not counted" in said("explain mine.apl --node fused")
 
 
 def test_a_registered_formula_is_used_when_facts_are_collected(uncounted_folder: Path) -> None:
@@ -509,9 +484,8 @@ def test_a_formula_is_part_of_the_key_of_compiled_graphs() -> None:
 
     keys = [formulas_key()]
     for factor in (2, 3):
-        register_flop_formula(torch.ops.uncounted_here.fused)(
-            (lambda x, w, **_: 2 * x[0]) if factor == 2 else (lambda x, w, **_: 3 * x[0])
-        )
+        formula = (lambda x, w, **_: 2 * x[0]) if factor == 2 else (lambda x, w, **_: 3 * x[0])
+        register_flop_formula(torch.ops.uncounted_here.fused)(formula)
         keys.append(formulas_key())
         del flop_registry[torch.ops.uncounted_here.fused]
     assert len(set(keys)) == 3

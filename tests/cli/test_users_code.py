@@ -23,14 +23,11 @@ from torch import nn
 
 import policylang
 
-
 def boom():
     return build(3)
 
-
 def build(layers):
     raise KeyError("layers")
-
 
 def chained():
     try:
@@ -38,74 +35,56 @@ def chained():
     except KeyError as error:
         raise ValueError("no such model") from error
 
-
 def needs(size):
     return size
-
 
 def leaves():
     sys.exit(0)
 
-
 def no_memory():
     raise MemoryError
-
 
 def too_large():
     return torch.empty(2**62, dtype=torch.uint8)
 
-
 def gone():
     raise BrokenPipeError
-
 
 @torch.no_grad()
 def decorated():
     raise KeyError("inside torch's wrapper")
 
-
 def bad_policy():
     return policylang.parse("save attenton", name="theirs.apl")
 
-
 def no_policy():
     return policylang.load("nowhere.apl")
-
 
 class Net(nn.Module):
     def forward(self, x):
         return x["tokens"]
 
-
 def untraceable():
     return policylang.trace_step(Net(), lambda model, x: model(x).sum(), torch.ones(2))
-
 
 def stopped():
     raise KeyboardInterrupt
 
-
 def wrong_model():
     return Net(), lambda model, x: model(x), torch.ones(2)
-
 
 def not_scalar():
     return nn.Linear(2, 2), lambda model, x: model(x), torch.ones(2)
 
-
 def nothing():
     return None
 
-
 MADE = nn.Linear(2, 2)
-
 
 def same():
     return MADE, lambda model, x: model(x).sum(), torch.ones(2)
 
-
 made = []
-
 
 def second_fails():
     made.append(1)
@@ -151,7 +130,7 @@ def theirs(outcome, *last: str) -> str:
 def test_their_traceback_from_their_first_frame_on(run, command):
     shown = theirs(run(command, "boom"), f"policylang {command}: `users_models:boom` does not run\nhelp: ").splitlines()
     start = shown.index("Traceback (most recent call last):")
-    assert shown[start + 1].endswith('users_models.py", line 11, in boom')
+    assert shown[start + 1].endswith('users_models.py", line 10, in boom')
     assert "KeyError: 'layers'" in shown
 
 
@@ -159,6 +138,7 @@ def test_their_traceback_from_their_first_frame_on(run, command):
     ("function", "said"),
     [
         ("chained", "ValueError: no such model"),
+        ("decorated", 'KeyError: "inside torch\'s wrapper"'),
         ("needs", "TypeError: needs() missing 1 required positional argument: 'size'"),
         ("no_memory", "MemoryError"),
         ("too_large", "RuntimeError: "),
@@ -167,17 +147,12 @@ def test_their_traceback_from_their_first_frame_on(run, command):
     ],
 )
 def test_whatever_it_raises(run, function, said):
-    assert theirs(run("snapshot", function), said).count(f"`users_models:{function}` does not run") == 1
-
-
-def test_what_caused_an_error_is_shown_as_well(run):
-    shown = theirs(run("snapshot", "chained"))
-    assert shown.index("KeyError: 'layers'") < shown.index("The above exception was the direct cause")
-
-
-def test_a_wrapper_of_torch_is_not_their_first_frame(run):
-    shown = theirs(run("snapshot", "decorated"), 'KeyError: "inside torch\'s wrapper"')
+    """With what caused it; a wrapper of torch is not their first frame."""
+    shown = theirs(run("snapshot", function), said)
+    assert shown.count(f"`users_models:{function}` does not run") == 1
     assert "_contextlib.py" not in shown
+    if function == "chained":
+        assert shown.index("KeyError: 'layers'") < shown.index("The above exception was the direct cause")
 
 
 def test_an_interruption_is_none(run):
@@ -203,10 +178,8 @@ def test_a_module_that_cannot_be_imported(run, command, text, said):
 
 def test_a_relative_name_names_no_function(run):
     outcome = run("snapshot", "boom", module=".users_models")
-    assert (outcome.code, outcome.err.splitlines()[0]) == (
-        2,
-        "policylang snapshot: `.users_models:boom` names no function",
-    )
+    assert outcome.code == 2
+    assert outcome.err.startswith("policylang snapshot: `.users_models:boom` names no function\n")
 
 
 @pytest.mark.parametrize("command", ["snapshot", "agree"])
@@ -336,17 +309,10 @@ def test_without_the_graph_they_are_unknown(policylang, folder):
     assert "`--import`" in found[0]["help"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("plan", "my.apl", "--summary"),
-        ("diff", "my.apl", "my.apl"),
-        ("explain", "my.apl", "--node", "a"),
-        ("explain", "my.apl", "--rule", "3"),
-    ],
-)
-def test_in_every_command_that_plans(policylang, folder, command):
-    outcome = policylang(*command, "--graph", "my.graph")
+@pytest.mark.parametrize("asked", ["plan --summary", "diff my.apl", "explain --node a", "explain --rule 3"])
+def test_in_every_command_that_plans(policylang, folder, asked):
+    command, *more = asked.split()
+    outcome = policylang(command, "my.apl", *more, "--graph", "my.graph")
     assert (outcome.code, outcome.err) == (0, "")
 
 
@@ -367,15 +333,10 @@ def test_a_namespace_that_the_graph_calls_may_hold_more(policylang, folder):
     (folder / "my.apl").write_text("optional save mylab.fused_mpl, mylab.route\nsave fused_mpl\n")
     outcome = policylang("check", "my.apl", "--graph", "my.graph", "--torch", "--output-format", "json")
     found = json.loads(outcome.out)["diagnostics"]
-    assert [(each["code"], each["message"].split("`")[1]) for each in found] == [
-        ("APL102", "mylab.fused_mpl"),
-        ("APL102", "mylab.route"),
-        ("APL101", "fused_mpl"),
-    ]
-    assert [each["help"] for each in found if "did you mean" in each["help"]] == [
-        "did you mean `mylab.fused_mlp`?",
-        "did you mean `fused_mlp`?",
-    ]
+    told = [(each["code"], each["message"].split("`")[1]) for each in found]
+    assert told == [("APL102", "mylab.fused_mpl"), ("APL102", "mylab.route"), ("APL101", "fused_mpl")]
+    near = [each["help"] for each in found if "did you mean" in each["help"]]
+    assert near == ["did you mean `mylab.fused_mlp`?", "did you mean `fused_mlp`?"]
 
 
 def test_a_module_that_is_named_registers_more(policylang, folder, without_kernels):
@@ -405,10 +366,8 @@ def test_a_module_of_operators_that_cannot_be_imported(policylang, folder, modul
     assert (outcome.code, outcome.err) == (1, "")
     assert outcome.out.startswith(f"error[APL372]: {said}")
     assert "Traceback" not in outcome.out
-    found = json.loads(
-        policylang("plan", "my.apl", "--graph", "my.graph", "--import", module, "--output-format", "json").out
-    )
-    assert [each["code"] for each in found["diagnostics"]] == ["APL372"]
+    planned = policylang("plan", "my.apl", "--graph", "my.graph", "--import", module, "--output-format", "json")
+    assert [each["code"] for each in json.loads(planned.out)["diagnostics"]] == ["APL372"]
 
 
 def test_where_it_failed(policylang, folder):

@@ -18,6 +18,7 @@ from policylang import TracedStep, trace_step
 from policylang.backends import joint, path
 from policylang.errors import PolicyAuditError
 from policylang.ranks.comparison import TIMEOUT
+from tests.support.compiled import backend_for
 from tests.support.flat_graphs import copy_graph
 from tests.support.ranks import run_ranks
 from tests.support.sharded import WIDTH, Meshed
@@ -250,14 +251,11 @@ def errors(rank: int) -> dict[str, str]:
         ),
         "well again": said(lambda: policylang.apply(flat(mesh, own), strict, mesh)),
     }
-    broken = PolicyAuditError(
-        [policylang.language.diagnostics.diagnose("APL405", "it came out otherwise", help="none")]
-    )
+    diagnostic = policylang.language.diagnostics.diagnose("APL405", "it came out otherwise", help="none")
+    broken = PolicyAuditError([diagnostic])
     rewrite_graph = mock.Mock(side_effect=broken) if rank == 1 else joint.rewrite_graph
     with mock.patch("policylang.backends.joint.rewrite_graph", rewrite_graph):
-        compiled = torch.compile(
-            Sharded(mesh["tp"]), backend=policylang.backend(policylang.parse(COLLAPSE), inner="aot_eager")
-        )
+        compiled = torch.compile(Sharded(mesh["tp"]), backend=backend_for(COLLAPSE))
         if rank < 2:
             found["an error before the halves"] = said(lambda: compiled(torch.ones(2, WIDTH)))
     last = small if odd else mesh
@@ -299,7 +297,7 @@ def cached(rank: int, folder: str) -> dict[str, Any]:
     def run(name: str, cache: str, turned: int = 0) -> None:
         torch._dynamo.reset()
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/{cache}"
-        backend = policylang.backend(policylang.parse(COLLAPSE))
+        backend = backend_for(COLLAPSE, "inductor")
         model = Sharded(mesh, turned)
         step = torch.compile(model, backend=backend)
         found[name] = said(lambda: step(torch.ones(2, WIDTH)).sum().backward())

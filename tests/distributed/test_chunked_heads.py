@@ -361,9 +361,7 @@ def real_model(rank: int, make: Callable[[DeviceMesh], tuple[nn.Module, Loss]]) 
         (hugging_face, "they issue 3 all_gather_into_tensor in place of 1"),
     ],
 )
-def test_sharded_heads_of_torchtitan_and_hugging_face(
-    make: Callable[[DeviceMesh], tuple[nn.Module, Loss]], said: str
-) -> None:
+def test_sharded_heads_of_torchtitan_and_hugging_face(make, said) -> None:
     (notes, first), (_, second) = run_ranks(real_model, 2, make)
     assert first == second
     assert said in notes
@@ -402,9 +400,8 @@ def test_the_facts_of_slices_are_those_of_the_graph_that_comes_out(sharded: poli
 
 def test_the_peak_is_that_of_a_slice(sharded: policylang.TracedStep) -> None:
     facts, logits = collect(sharded.gm), 512 * 2048 * 8
-    before, after = (
-        plan(policylang.parse(text), facts, FLAT) for text in ("optional save convolution", "chunk loss into 8")
-    )
+    policies = map(policylang.parse, ("optional save convolution", "chunk loss into 8"))
+    before, after = (plan(policy, facts, FLAT) for policy in policies)
     assert before.peak.bytes > 3 * logits
     assert after.peak.bytes < before.peak.bytes - 2 * logits
     assert sum(edit.fewer_collectives for edit in after.edits.done) == 2 - 16

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import policylang
 from policylang.api.snapshot import facts_of
 from policylang.planning.inspection.breakdown import breakdown
+from tests.support.compiled import backend_for
 from tests.support.ranks import run_ranks
 from tests.support.routed import TOKENS, WIDTH, Routed
 from tests.support.versions import needs_traced_generators
@@ -123,7 +124,7 @@ def compiled(rank: int) -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         expected = run("aot_eager")
         for name in IN_EAGER:
-            assert same(run(policylang.backend(policylang.parse(LINES[name]), inner="aot_eager")), expected), name
+            assert same(run(backend_for(LINES[name])), expected), name
 
 
 def every(rank: int) -> int:

@@ -19,7 +19,7 @@ from policylang import TracedStep, trace_step
 from policylang.audit.report import Report
 from policylang.backends.applied_plans import last_audited
 from policylang.backends.joint import Partition, partitions
-from tests.support.compiled import fresh_dynamo
+from tests.support.compiled import backend_for, fresh_dynamo
 from tests.support.edited import assert_facts_hold
 from tests.support.lines import NAMES, Layers, gathers, placements_of, scatters
 from tests.support.ranks import run_ranks
@@ -74,7 +74,7 @@ def check_compiled(rank: int, model: Layers, text: str, expected: tuple[int, int
     """``expected``: gathers and scatters that are left in the backward; the forward has one gather a weight."""
     torch._dynamo.reset()
     model.zero_grad()
-    backend = policylang.backend(policylang.parse(text), inner="aot_eager")
+    backend = backend_for(text)
     compiled = torch.compile(model, backend=backend)
     more = torch.cat((batch(rank), batch(rank)))
     with partitions() as done, torch.no_grad():
@@ -272,7 +272,7 @@ def test_a_compiled_graph_without_gradients_is_rewritten_too(many: DeviceMesh, t
     text = f"{GATHERS}recompute relu\noptional fuse reduce_scatter chains\n{SCHEDULED}"
     model = Gathered(many)
     with partitions() as done:
-        backend = policylang.backend(policylang.parse(text), "aot_eager")
+        backend = backend_for(text)
         compiled = torch.compile(model, backend=backend)
         with torch.no_grad():
             compiled(torch.ones(2, 256))
@@ -305,7 +305,7 @@ def four_ranks() -> Iterator[None]:
 def trained(text: str) -> tuple[nn.Module, Report]:
     model = sharded_stack(4, LAYERS, width=8)
     with fresh_dynamo():
-        compiled = torch.compile(model, backend=policylang.backend(policylang.parse(text), inner="aot_eager"))
+        compiled = torch.compile(model, backend=backend_for(text))
         compiled(torch.ones(4, 8)).sum().backward()
         return model, policylang.report(compiled)
 

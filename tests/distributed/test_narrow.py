@@ -18,6 +18,7 @@ from policylang.language.syntax import NarrowForm
 from tests.distributed.test_eager_checkpoints import shard
 from tests.support import models
 from tests.support.by_hand import BF16, ROWS8, narrowed_by_hand
+from tests.support.compiled import backend_for
 from tests.support.eager import backward_of, blocks_of, differences, loss_of, train, twin
 from tests.support.ranks import run_ranks
 
@@ -35,9 +36,7 @@ def eager(form: NarrowForm, model: nn.Module) -> nn.Module:
 
 def compiled(form: NarrowForm, model: nn.Module) -> nn.Module:
     torch.compiler.reset()
-    return torch.compile(
-        model, backend=policylang.backend(policylang.parse(POLICY.format(form.text)), inner="aot_eager")
-    )
+    return torch.compile(model, backend=backend_for(POLICY.format(form.text)))
 
 
 def tensor_parallel(mesh: DeviceMesh, model: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ from policylang import TracedStep, trace_step
 from policylang.audit.report import Report
 from policylang.graph.collect import collect
 from tests.distributed.test_setups import imported
-from tests.support.compiled import fresh_dynamo
+from tests.support.compiled import backend_for, fresh_dynamo
 from tests.support.models import llama
 from tests.support.orders import in_hand_order
 from tests.support.ranks import run_ranks
@@ -89,7 +89,7 @@ def flat_steps(rank: int, orders: Sequence[str]) -> None:
 def compiled(text: str, x: Tensor) -> tuple[list[Tensor], Report]:
     model = sharded_stack(RANKS, LAYERS, width=8)
     with fresh_dynamo():
-        step = torch.compile(model, backend=policylang.backend(policylang.parse(text), inner="aot_eager"))
+        step = torch.compile(model, backend=backend_for(text))
         found = step(x).square().mean()
         found.backward()
         gradients = [parameter.grad for parameter in model.parameters()]
@@ -240,10 +240,10 @@ def compared(rank: int) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, make, width in (("DTensors", stack, 16), ("gathers", meshed, WIDTH)):
         torch.manual_seed(0)
-        plain = trained(make(), width, policylang.backend(policylang.parse(PLAIN)))
+        plain = trained(make(), width, backend_for(PLAIN, "inductor"))
         eager = trained(make(), width, None)
         for text in (POLICY, RECOMPUTES):
-            backend = in_hand_order(policylang.backend(policylang.parse(text)))
+            backend = in_hand_order(backend_for(text, "inductor"))
             losses, gradients = trained(make(), width, backend)
             report = policylang.report(backend)
             told[f"{name}, {text.split()[0]}"] = {
@@ -281,8 +281,8 @@ def scheduled(rank: int, policies: list[str]) -> dict[str, Any]:
     """The halves as a policy orders them, of a stack of DTensors and of a Llama under data and tensor parallelism."""
     told: dict[str, Any] = {}
     torch.manual_seed(0)
-    plain = trained(stack(), 16, policylang.backend(policylang.parse(PLAIN)))
-    backend = policylang.backend(policylang.parse(f"{PLAIN}{SCHEDULES}"))
+    plain = trained(stack(), 16, backend_for(PLAIN, "inductor"))
+    backend = backend_for(f"{PLAIN}{SCHEDULES}", "inductor")
     losses, gradients = trained(stack(), 16, backend)
     told["stack"] = losses == plain[0] and all(map(torch.equal, gradients, plain[1])), read(backend)
     example = imported()

@@ -2,8 +2,6 @@
 
 import importlib
 import io
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -18,6 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import policylang
+from tests.support.process import TORCHRUN, python
 from tests.support.ranks import run_ranks
 from tests.support.versions import needs_traced_meshes
 
@@ -167,17 +166,7 @@ def test_autoparallel() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["fsdp2_eager.py", "fsdp2_compiled_blocks.py"])
 def test_a_script_as_its_first_lines_say(script: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    done = subprocess.run(
-        [*command, f"examples/{script}"],
-        cwd=EXAMPLES.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(EXAMPLES.parent)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = python(*TORCHRUN, RANKS, f"examples/{script}", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     assert done.stdout.count("loss ") == 5
     assert "policy sac_fsdp: " in done.stdout
     assert "the changed graphs do what was planned" in done.stdout
@@ -231,9 +220,7 @@ def trained(rank: int, names: tuple[str, ...]) -> dict[str, dict[str, list[float
 @needs_traced_meshes
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("cut over all",), ("compiled", "tensor parallel", "bfloat16")])
-def test_the_policy_changes_no_bit_of_the_loss_and_the_curve_is_that_of_one_process(
-    names: tuple[str, ...], mesh_example: Any
-) -> None:
+def test_the_policy_changes_no_bit_of_the_loss_and_the_curve_is_that_of_one_process(names, mesh_example) -> None:
     """Both of one run on all ranks. The curve is that of one process up to the order in which sums are taken."""
     first, *others = run_ranks(trained, MESH_RANKS, names)
     assert all(other == first for other in others), "every rank knows the loss of all"

@@ -115,9 +115,8 @@ def test_an_error_within_a_step_leaves_nothing(trained):
 
 def test_a_model_that_is_compiled_while_it_is_watched_stays_one_graph(trained):
     model, x = trained
-    compiled = torch.compile(
-        policylang.checkpoint_model(model, None), backend=policylang.backend("recipe.apl", inner="aot_eager")
-    )
+    backend = policylang.backend("recipe.apl", inner="aot_eager")
+    compiled = torch.compile(policylang.checkpoint_model(model, None), backend=backend)
     with policylang.watch(compiled, "recipe.apl") as run:
         compiled(x).backward()
     planned = {each["source"]: each["saved_bytes"] for each in run.data["planned"]["lines"]}

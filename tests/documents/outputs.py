@@ -420,9 +420,8 @@ def number(key: str, digits: int = 2, unit: str = "") -> Callable[[Row], str]:
 
 def plan_cost(which: str) -> str:
     columns = [("layers", number("layers", 0)), ("nodes", number("nodes", 0))]
-    columns += [
-        (name, number(f"{name} s", 3, " s")) for name in ("plan + tag", "plan + partition", "default", "min-cut")
-    ]
+    timed = ("plan + tag", "plan + partition", "default", "min-cut")
+    columns += [(name, number(f"{name} s", 3, " s")) for name in timed]
     columns += [("plan + tag / min-cut", number("plan + tag / min-cut", 3))]
     columns += [("plan + partition / min-cut", number("plan + partition / min-cut", 2))]
     return markdown(columns, results("plan_cost")["rows"])
@@ -527,9 +526,8 @@ def schedule(which: str) -> str:
             row[each["contender"]] = each.get("exposed ms")
             if "bound ms" in each:
                 row["bound"] = each["bound ms"]
-    names = list(
-        dict.fromkeys(name for row in rows.values() for name in row if name not in ("graph", "nodes", "bound"))
-    )
+    columns = dict.fromkeys(name for row in rows.values() for name in row)
+    names = [name for name in columns if name not in ("graph", "nodes", "bound")]
     columns: list[Column] = [
         ("graph", text("graph")),
         ("nodes", number("nodes", 0)),

@@ -261,9 +261,8 @@ def test_module_paths_come_component_by_component(at: At, text: str, first: str,
 
 def test_a_module_that_is_called_like_a_word_is_quoted(tmp_path: Path) -> None:
     graph = tmp_path / "odd.graph.txt"
-    graph.write_text(
-        "%x = input\n%a = aten.mm.default(%x, %x) block\n%b = aten.mm.default(%a, %a) outside\noutput(%b)\n"
-    )
+    nodes = ("%a = aten.mm.default(%x, %x) block", "%b = aten.mm.default(%a, %a) outside")
+    graph.write_text("\n".join(["%x = input", *nodes, "output(%b)\n"]))
     found = [each.label for each in items(tmp_path, "save mm in |", graph)]
     assert '"block"' in found
     assert '"outside"' in found
@@ -458,9 +457,8 @@ def test_annotations_of_the_graph_are_offered_in_quotes_where_they_need_them() -
 
 @pytest.mark.slow
 def test_a_new_word_of_the_grammar_is_offered_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (
-        grammar_file().read_text().replace('("saved" | "recomputed" |', '("saved" | "pinned" "down" | "recomputed" |')
-    )
+    text = grammar_file().read_text()
+    text = text.replace('("saved" | "recomputed" |', '("saved" | "pinned" "down" | "recomputed" |')
     file = tmp_path / "apl.lark"
     file.write_text(text)
     cached = (lexer.tables, lexer._terminals, lexer.lexer, terminal_texts)

@@ -106,9 +106,8 @@ def test_a_rule_says_what_becomes_of_its_values_block_by_block() -> None:
     state = state_of(SAC, "tutorial.graph")
     groups = command("plan", SAC, "tutorial.graph")["groups"]
     line = SAC[: SAC.index("save matmul")].count("\n") + 1
-    mine = [
-        (group, entry) for group in groups for entry in group["values"] if (entry["source"] or "").endswith(f":{line}")
-    ]
+    values = ((group, entry) for group in groups for entry in group["values"])
+    mine = [each for each in values if (each[1]["source"] or "").endswith(f":{line}")]
     kept = sum(entry["bytes"] * len(group["blocks"]) for group, entry in mine if entry["fate"] == "saved")
     assert kept
     shown = said(state, "save matmul")
@@ -476,9 +475,8 @@ def shown(state: State) -> dict[str, list[str]]:
 
 
 def tooltip(state: State, label: str) -> str:
-    found = next(
-        each for each in hints(state, 0, len(state.document.source.text), markdown=False) if each.label == label
-    )
+    shown = hints(state, 0, len(state.document.source.text), markdown=False)
+    found = next(each for each in shown if each.label == label)
     return found.tooltip.value
 
 

@@ -219,9 +219,7 @@ def slow_position(text: str, offset: int, encoding: types.PositionEncodingKind) 
 
 
 @given(TEXTS, ENCODINGS)
-def test_a_position_is_that_of_the_protocol_and_there_and_back_is_the_same_place(
-    text: str, encoding: types.PositionEncodingKind
-) -> None:
+def test_a_position_is_that_of_the_protocol_and_there_and_back_is_the_same_place(text, encoding) -> None:
     positions = Positions(text, encoding)
     for offset in range(len(text) + 1):
         found = positions.position(offset)

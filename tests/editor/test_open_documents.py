@@ -76,9 +76,8 @@ def test_a_text_is_published_before_anything_else_happens_and_its_plan_as_check_
         assert [state.graph for state in it.published] == [None]
         await it.documents.settled(uri)
         said = policylang.check(tmp_path / "mine.apl", graph=graph).diagnostics
-        assert [(each.code, each.message) for each in it.published[-1].diagnostics] == [
-            (each.code, each.message) for each in said
-        ]
+        published, expected = ([(e.code, e.message) for e in each] for each in (it.published[-1].diagnostics, said))
+        assert published == expected
         assert "APL301" in {each.code for each in said}
 
     session(tmp_path, test, graph="tutorial.graph")

@@ -180,9 +180,8 @@ async def _a_day(tmp_path: Path) -> None:
     assert modified.value.code == types.LSPErrorCodes.ContentModified
     whole = types.Range(types.Position(0, 0), types.Position(9, 0))
     editor.change(first, "save mm # once more", 8)
-    editor.client.protocol.send_request(
-        types.TEXT_DOCUMENT_INLAY_HINT, types.InlayHintParams(types.TextDocumentIdentifier(first), whole), msg_id="mine"
-    )
+    asked = types.InlayHintParams(types.TextDocumentIdentifier(first), whole)
+    editor.client.protocol.send_request(types.TEXT_DOCUMENT_INLAY_HINT, asked, msg_id="mine")
     cancelled = editor.client.protocol._request_futures["mine"]
     editor.client.protocol.notify(types.CANCEL_REQUEST, types.CancelParams("mine"))
     with pytest.raises(JsonRpcException) as refused:
@@ -203,9 +202,8 @@ def test_any_client_may_begin(tmp_path: Path, encoding: types.PositionEncodingKi
     async def test() -> None:
         editor = await Editor.start()
         general = types.GeneralClientCapabilities(position_encodings=[encoding])
-        more: dict[str, Any] = {"uri": {"root_uri": tmp_path.as_uri()}, "path": {"root_path": str(tmp_path)}}.get(
-            root, {}
-        )
+        roots = {"uri": {"root_uri": tmp_path.as_uri()}, "path": {"root_path": str(tmp_path)}}
+        more: dict[str, Any] = roots.get(root, {})
         found = await editor.begin(capabilities=types.ClientCapabilities(general=general), **more)
         assert found.capabilities.position_encoding == encoding
         uri = (tmp_path / "x.apl").as_uri()

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import policylang
 from policylang.language.devices.reading import read_device
 from policylang.tracing.target_device import chosen_kernel
+from tests.support.compiled import backend_for
 from tests.support.lines import NAMES, Chain, chains, gathers, shard_of, traced
 from tests.support.ranks import run_ranks
 from tests.tracing.test_for_a_device import CALLS, attention_call
@@ -76,7 +77,7 @@ def test_dropout_recomputed_under_inductor_draws_the_same_mask(on_cuda):
     def forward(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x.sin(), 0.5).cos()
 
-    compiled = torch.compile(forward, backend=policylang.backend(policylang.parse("recompute everything")))
+    compiled = torch.compile(forward, backend=backend_for("recompute everything", "inductor"))
     output = compiled(x)
     output.sum().backward()
     assert torch.equal(output.detach() == 1.0, x.grad == 0.0)
@@ -273,9 +274,8 @@ def test_a_flat_graph_keeps_every_bit_and_less_memory_than_eager_checkpointing(t
     del step, expected, loss, gradients, left, right
 
     for layer in model.model.layers:
-        layer.forward = functools.partial(
-            checkpoint, layer.forward, use_reentrant=False, context_fn=selective_contexts, preserve_rng_state=False
-        )
+        options = {"use_reentrant": False, "context_fn": selective_contexts, "preserve_rng_state": False}
+        layer.forward = functools.partial(checkpoint, layer.forward, **options)
     eager_allocated, eager_reserved = peak_of(lambda: loss_of(model, tokens).backward())
 
     record_property("allocated_ratio", allocated / eager_allocated)
@@ -319,7 +319,7 @@ def traced_on_gpu(text: str) -> Ran:
 def compiled(text: str, inner: Literal["aot_eager", "inductor"] = "aot_eager") -> Ran:
     torch._dynamo.reset()
     model, x = stack()
-    backend = policylang.backend(policylang.parse(text), inner=inner)
+    backend = backend_for(text, inner)
     loss_of = torch.compile(mean_square, backend=backend)
 
     def step() -> tuple[Tensor, dict[str, Tensor]]:

@@ -311,9 +311,7 @@ LINE = "%x = input\n%a = aten.sin.default(%x) {}\n%b = aten.sin.default(%a) {}\n
         (("layers.0 region=4", "layers.1 region=2", "head"), None, ("region 4", "region 2"), [0, 1, OUTSIDE]),
     ],
 )
-def test_each_matching_module_or_checkpoint_region_is_a_block_numbered_in_graph_order(
-    said: tuple[str, ...], matcher: Matcher | None, names: tuple[str, ...], inside: list[int]
-) -> None:
+def test_each_matching_module_or_checkpoint_region_is_a_block_numbered_in_graph_order(said, matcher, names, inside):
     blocks = blocks_of(facts_of_text(LINE.format(*said)), matcher)
     assert (blocks.names, [*blocks.block_of]) == (names, [OUTSIDE, *inside])
 
@@ -447,9 +445,7 @@ def layered(
     st.sampled_from((GraphKind.FORWARD, GraphKind.BACKWARD)),
     st.integers(0, 10**6),
 )
-def test_layers_are_found_whatever_stands_beside_them(
-    layers: int, length: int, beside: int, kind: GraphKind, seed: int
-) -> None:
+def test_layers_are_found_whatever_stands_beside_them(layers, length, beside, kind, seed) -> None:
     """Random layers with one product each, some with a node more than the others."""
     draw = Random(seed)
     layer = [draw.choice(POINTWISE) for _ in range(length)]

@@ -279,9 +279,7 @@ def written(draw: st.DrawFn) -> tuple[str, str]:
 
 
 @drawn(40, 2000, written())
-def test_every_mixture_of_forms_leads_to_the_same_path_and_normalising_twice_changes_nothing(
-    case: tuple[str, str],
-) -> None:
+def test_every_mixture_of_forms_leads_to_the_same_path_and_normalising_twice_changes_nothing(case) -> None:
     raw, path = case
     assert normalise(raw)[1] == path
     assert normalise(path) == ("", path)

@@ -38,7 +38,7 @@ from policylang.language.loader import load_policy, parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.planner import plan
 from tests.graph.captured import facts_of_model
-from tests.support.drawn import drawn
+from tests.support.drawn import drawn, slow
 from tests.support.flat_graphs import flat_graph
 from tests.support.models import ZOO
 from tests.support.shared_graphs import BACKWARD, JOINT, ONE_DEVICE, shared_facts
@@ -143,9 +143,7 @@ def test_names_of_every_form(names: tuple[str, ...]) -> None:
     assert tuple(snapshot.parse(snapshot.dump(facts)).names) == names
 
 
-@pytest.mark.parametrize(
-    "name", [ONE_DEVICE, *(pytest.param(name, marks=pytest.mark.slow) for name in (JOINT, BACKWARD))]
-)
+@pytest.mark.parametrize("name", [ONE_DEVICE, *map(slow, (JOINT, BACKWARD))])
 def test_a_recorded_graph_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     facts = shared_facts(name)
     path = tmp_path / "recorded.graph"
@@ -166,7 +164,7 @@ def assert_same_plans(left: Facts, right: Facts, policies: Iterable[str] = POLIC
         assert [each.found for each in one.expectations] == [each.found for each in other.expectations], name
 
 
-LARGE = [pytest.param(model, marks=pytest.mark.slow) for model in ("llama", "mixtral", "gpt2")]
+LARGE = [slow(model) for model in ("llama", "mixtral", "gpt2")]
 
 
 @pytest.mark.parametrize("path", ["joint", "flat"])

@@ -40,9 +40,8 @@ def _drawn(seed: str) -> str:
     chance = random.Random(seed)
     rules = [f"{chance.choice(['save', 'recompute'])} everything in block"]
     for _ in range(chance.randint(1, 6)):
-        rule = chance.choice(FORMS).format(
-            verb=chance.choice(["save", "recompute"]), operator=chance.choice(OPERATORS.split())
-        )
+        form, verb = chance.choice(FORMS), chance.choice(["save", "recompute"])
+        rule = form.format(verb=verb, operator=chance.choice(OPERATORS.split()))
         rules.append(f"optional {rule}")
     return "; ".join(rules)
 

@@ -114,9 +114,8 @@ def by_sft(model: Any, folder: Path, **settings: Any) -> list[Tensor]:
     """Sequences of 500 tokens and fewer."""
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     given = {"gradient_checkpointing": False, "per_device_train_batch_size": 2, "max_length": 512, **settings}
-    data = datasets.Dataset.from_list(
-        [{"text": frameworks.sentence(number, 500 - 90 * (number % 3))} for number in range(8)]
-    )
+    texts = [{"text": frameworks.sentence(number, 500 - 90 * (number % 3))} for number in range(8)]
+    data = datasets.Dataset.from_list(texts)
     trainer = trl.SFTTrainer(
         model,
         trl.SFTConfig(str(folder), **OF_TRL, **given),
@@ -153,9 +152,7 @@ LOOPS: dict[str, Callable[[Any, Path], list[Tensor]]] = {
 @pytest.mark.parametrize("way", [own_checkpoints, the_switch, wrapped_one_by_one], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_the_bits_of_the_same_loop_without(
-    loop: str, way: Callable[[nn.Module, str], nn.Module], text: str, tmp_path: Path
-) -> None:
+def test_the_bits_of_the_same_loop_without(loop, way, text, tmp_path) -> None:
     expected = frameworks.Trained.by(lambda model: LOOPS[loop](model, tmp_path / "plain"), frameworks.llama())
     model, late = way(frameworks.llama(), text), Late(1)
     taken_off = loop == "TRL GRPO" and way is the_switch  # to generate; the arguments have to ask for them again

@@ -21,6 +21,7 @@ from policylang.planning.capabilities import FLAT
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
 from policylang.planning.value_outcome import Why
+from tests.support.drawn import slow
 from tests.support.joint import capture_joint
 from tests.support.models import ZOO, Function
 from tests.support.titan import (
@@ -37,7 +38,7 @@ from tests.support.titan import (
 )
 
 POLICIES = {"torchtitan_default": "default", "torchtitan_eager": "eager", "torchtitan_graph_full": "full"}
-LAYERS = [2, *(pytest.param(layers, marks=pytest.mark.slow) for layers in (8, 32))]
+LAYERS = [2, *map(slow, (8, 32))]
 ORDERS_ANEW = "joint_transformer_block_bucketing_reordering_pass"
 CPU_ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
@@ -78,7 +79,7 @@ def test_the_same_tag_on_every_node(policy: str, layers: int):
     assert different == known_differences(plan.facts, POLICIES[policy])
 
 
-@pytest.mark.parametrize("model", [deepseek, pytest.param(qwen3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", [deepseek, slow(qwen3)])
 def test_the_same_tag_on_every_node_of_a_mixture_of_experts(model: Callable[[], Traced]):
     """But for the counter of tokens, which a second run would count again, and for the routing under `full`."""
     gm = model().gm
@@ -227,9 +228,7 @@ def gathers(gm: fx.GraphModule) -> int:
     return sum("all_gather_into_tensor" in str(node.target) for node in gm.graph.nodes)
 
 
-@pytest.mark.parametrize(
-    ("reshard", "after"), [("always", 2 * PARAMETERS - 1), pytest.param("never", PARAMETERS, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("reshard", "after"), [("always", 2 * PARAMETERS - 1), slow("never", PARAMETERS)])
 def test_fsdp_includes_know_the_parameters(reshard: str, after: int, registry: dict[str, object], tmp_path):
     """Each gathered once; or twice, but for the embedding, whose weight no backward reads."""
     path = tmp_path / "mine.apl"
@@ -244,7 +243,7 @@ def test_fsdp_includes_know_the_parameters(reshard: str, after: int, registry: d
     ("trained", "ranks"),
     [
         ("layers.0", 2),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("", 1), ("", 2), ("norm", 2), ("lm_head", 1))),
+        *(slow(*each) for each in (("", 1), ("", 2), ("norm", 2), ("lm_head", 1))),
     ],
 )
 def test_the_parameters_of_a_step_are_found(trained: str, ranks: int):
@@ -422,7 +421,7 @@ def test_the_weights_of_a_stage_are_gathered_by_a_graph_of_their_own(registry: d
         ("include <fsdp_reshard_always>", "APL658"),
         ("bucket all_gather up to 64 MiB", "APL306"),
         *(
-            pytest.param(*each, marks=pytest.mark.slow)
+            slow(*each)
             for each in [
                 ("fuse all_gather chains", "APL306"),
                 ("chunk loss into 4", "APL306"),

@@ -265,6 +265,5 @@ def test_the_weights_of_stages_are_gathered_once() -> None:
 def test_a_stage_is_told_that_its_gathers_are_joined() -> None:
     """As TorchTitan does unless told otherwise: the bits are the same, and each microbatch gathers."""
     run = Setting(pipeline="Interleaved1F1B", layers=4)
-    assert_same_training(
-        trained(evolve(run, policy="torchtitan_default"), 4), trained(evolve(run, theirs="default"), 4)
-    )
+    ours, theirs = evolve(run, policy="torchtitan_default"), evolve(run, theirs="default")
+    assert_same_training(trained(ours, 4), trained(theirs, 4))

@@ -123,9 +123,8 @@ def test_preferences(trl: Any, way: str, tmp_path: Path) -> None:
 
     def loop(model: Any) -> list[Tensor]:
         settings = trl.DPOConfig(str(tmp_path), **QUIET | OURS, max_length=16)
-        trainer = trl.DPOTrainer(
-            model, ref_model=llama(), args=settings, train_dataset=data, processing_class=tokenizer()
-        )
+        given = {"args": settings, "train_dataset": data, "processing_class": tokenizer()}
+        trainer = trl.DPOTrainer(model, ref_model=llama(), **given)
         trainer.train()
         return _losses(trainer)
 

@@ -188,9 +188,7 @@ MISTAKES = [
 @pytest.mark.parametrize(
     ("right", "mistake", "code", "underlined", "message", "help"), MISTAKES, ids=lambda text: text[:30]
 )
-def test_a_mistake_is_named_where_it_stands(
-    right: str, mistake: str, code: str, underlined: str, message: str, help: str, tmp_path: Path
-) -> None:
+def test_a_mistake_is_named_where_it_stands(right, mistake, code, underlined, message, help, tmp_path) -> None:
     assert right in GOOD
     found = wrong(GOOD.replace(right, mistake), tmp_path)
     assert (found.code, found.span and found.span.text) == (code, underlined)
@@ -388,9 +386,7 @@ def test_the_figures_of_a_table_are_figures_of_the_profile(tmp_path: Path) -> No
         ("      1 ", "      0 ", "0             8", "`all_gather_into_tensor` of group `0` is there twice"),
     ],
 )
-def test_a_line_of_a_table_that_is_none_is_named(
-    right: str, mistake: str, underlined: str, message: str, tmp_path: Path
-) -> None:
+def test_a_line_of_a_table_that_is_none_is_named(right, mistake, underlined, message, tmp_path) -> None:
     found = with_table(TABLE.replace(right, mistake), tmp_path)
     assert found.code == "APL158"
     assert found.span.source.name == "t.table"

@@ -164,9 +164,8 @@ def test_an_action_stands_before_or_behind(word: str, action: Action) -> None:
 def test_modifiers() -> None:
     assert rule("optional save mm") == Rule(Action.SAVE, MM, optional=True)
     assert rule("override save mm") == Rule(Action.SAVE, MM, override=True)
-    assert (
-        rule("optional override save mm") == Rule(Action.SAVE, MM, True, True) == rule("override optional mm -> save")
-    )
+    for text in ("optional override save mm", "override optional mm -> save"):
+        assert rule(text) == Rule(Action.SAVE, MM, True, True)
 
 
 SELECTORS = [
@@ -457,9 +456,8 @@ def test_what_opens_a_scheduling_line_is_a_name_wherever_one_can_stand(word: str
     )
     assert found.rules[1].selector == found.rules[2].selector == Reference(word)
     assert found.scheduling == (Prefetch(Reference(word), 1),)
-    assert policy(f"let {word} = mm\n{word} in layers.{word} -> save\n{word}, mm -> save").rules[
-        0
-    ].selector == InModule(Reference(word), f"layers.{word}", False)
+    found = policy(f"let {word} = mm\n{word} in layers.{word} -> save\n{word}, mm -> save").rules[0]
+    assert found.selector == InModule(Reference(word), f"layers.{word}", False)
 
 
 def test_what_an_included_file_orders_counts(tmp_path: Path) -> None:

@@ -139,9 +139,8 @@ def test_groups_that_share_nothing_do_not_overlap() -> None:
 def test_a_loaded_torch_is_asked_for_custom_operators() -> None:
     with torch.library._scoped_library("policylang_test", "DEF") as library:
         library.define("fused_mlp(Tensor x) -> Tensor")
-        assert operators_at_hand().matches("policylang_test", "fused_mlp", None) == (
-            "policylang_test.fused_mlp.default",
-        )
+        found = operators_at_hand().matches("policylang_test", "fused_mlp", None)
+        assert found == ("policylang_test.fused_mlp.default",)
     assert not operators_at_hand().matches("policylang_test", "fused_mlp", None)
 
 
@@ -551,9 +550,7 @@ CACHES = (
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", None])
-def test_a_table_that_does_not_fit_is_not_used_and_the_grammar_says_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
-) -> None:
+def test_a_table_that_does_not_fit_is_not_used_and_the_grammar_says_the_same(tmp_path, monkeypatch, content) -> None:
     with_table = parse_file(Source("p.apl", TEXT))
     table = tmp_path / "table.json"
     table.write_text(table_of(GRAMMAR).replace(key(GRAMMAR), key("another grammar")) if content is None else content)

@@ -100,9 +100,8 @@ def test_dropout_draws_in_training() -> None:
 def test_a_triton_kernel_writes_whatever_it_is_given() -> None:
     graph = fx.Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
-    node = graph.call_function(
-        triton_kernel_wrapper_mutation, (), {"kernel_idx": 0, "grid": [(1,)], "kwargs": {"in": x, "out": y}}
-    )
+    given = {"kernel_idx": 0, "grid": [(1,)], "kwargs": {"in": x, "out": y}}
+    node = graph.call_function(triton_kernel_wrapper_mutation, (), given)
     assert may_write(node)
     assert effects(node) == ([], [x, y])
 
@@ -177,9 +176,7 @@ def test_products_are_counted_as_torch_counts_them(b: int, m: int, k: int, n: in
 
 @settings(max_examples=8)
 @given(sizes, st.sampled_from((1, 2)), st.integers(1, 3), st.booleans(), st.integers(1, 2))
-def test_convolutions_are_counted_as_torch_counts_them(
-    batch: int, groups: int, width: int, transposed: bool, rank: int
-) -> None:
+def test_convolutions_are_counted_as_torch_counts_them(batch, groups, width, transposed, rank) -> None:
     image = meta(batch, 4, *[5] * rank)
     weight = meta(4, 8 // groups if transposed else 4 // groups, *[width] * rank)
     call = (image, weight, None, [1] * rank, [0] * rank, [1] * rank, transposed, [0] * rank, groups)

@@ -142,9 +142,8 @@ def test_rows_in_another_order_give_the_same_rows_bit_by_bit(r: int, w: int, n: 
                     cut[at] = leaves[at].index_select(read.index(label), order)
             again = target(*pytree.tree_unflatten(cut, tree)[: len(given)])
             again = [again] if isinstance(again, Tensor) else list(again)
-            for (want, dim), one in zip(
-                found, [each for each, made in zip(again, dims.makes, strict=True) if label in made], strict=True
-            ):
+            others = [each for each, made in zip(again, dims.makes, strict=True) if label in made]
+            for (want, dim), one in zip(found, others, strict=True):
                 within = 1e-14 if name in PRODUCTS else 0.0  # columns of a product are computed by blocks
                 moved = want.index_select(dim, order)
                 torch.testing.assert_close(one, moved, rtol=within, atol=within, equal_nan=True, msg=name)

@@ -270,9 +270,8 @@ def test_collectives_put_shards_together(reduction: str, ranks: int, length: int
 
 def test_every_entry_is_called_and_followed_or_joined() -> None:
     assert set(CALLED) == set(ARGUMENTS)
-    assert set(layouts.MOVERS) - {ALL_REDUCE, GATHER, SCATTER} == layouts.PASSING | {
-        name for name in layouts.MOVERS if layouts.MOVERS[name].kind is layouts.Join
-    }
+    joins = {name for name, mover in layouts.MOVERS.items() if mover.kind is layouts.Join}
+    assert set(layouts.MOVERS) - {ALL_REDUCE, GATHER, SCATTER} == layouts.PASSING | joins
     assert FOLLOWERS & set(layouts.MOVERS) == {WAIT, GETITEM}
     assert layouts.MOVERS[GETITEM].kind is layouts.Pick
 
@@ -282,6 +281,5 @@ def test_equal_parts_are_found_however_they_are_written() -> None:
         cut = layouts.move_of("aten.slice.Tensor", (None, 0, *bounds, 1), (2,))
         assert isinstance(cut, layouts.Cut)
         assert cut.piece(4) == (1, 2)
-    assert layouts.move_of("aten.chunk.default", (None, 4, 0), None).layout(layouts.shard((6,))).shape == (
-        2,
-    )  # three pieces, not four
+    piece = layouts.move_of("aten.chunk.default", (None, 4, 0), None).layout(layouts.shard((6,)))
+    assert piece.shape == (2,)  # three pieces, not four

@@ -21,6 +21,7 @@ from policylang.language.diagnostics import is_error
 from policylang.language.files import bundled_names
 from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import PLANNED
+from tests.support.process import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -154,9 +155,8 @@ def test_the_wheel_is_installed_with_what_it_asks_for(wheel, tmp_path):
     install = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "-c", ROOT / "constraints.txt")
     run(*install, "--retries", "1", "--timeout", "60", wheel, cwd=tmp_path)
     assert run(python.with_name("policylang"), "check", "llama3_sac", cwd=tmp_path) == "checked 1 file: clean\n"
-    said = run(
-        python, "-c", "import torch, policylang; print(policylang.backend('llama3_sac').policy.name)", cwd=tmp_path
-    )
+    program = "import torch, policylang; print(policylang.backend('llama3_sac').policy.name)"
+    said = run(python, "-c", program, cwd=tmp_path)
     assert said == "llama3_sac\n"
 
 
@@ -275,9 +275,8 @@ def node_packages() -> Path:
 
 def test_its_types_and_its_tests_are_clean(node_packages):
     for script in ("check", "test"):
-        done = subprocess.run(
-            ["npm", "run", "--silent", script], cwd=EXTENSION, capture_output=True, text=True, timeout=300
-        )
+        command = ["npm", "run", "--silent", script]
+        done = subprocess.run(command, cwd=EXTENSION, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -315,9 +314,7 @@ for change in sys.argv[1:]:
 def test_a_change_runs_what_imports_it() -> None:
     pytest.importorskip("grimp", reason="import-linter brings it, with the extra dev")
     changes = ["policylang/language/syntax.py", "policylang/editor/server.py", "docs/faq.md", "policies/fsdp.apl", ""]
-    done = subprocess.run(
-        [sys.executable, "-c", PRINT, *changes], cwd=ROOT, text=True, capture_output=True, check=True, timeout=300
-    )
+    done = python("-c", PRINT, *changes)
     syntax, editor, page, policy, nothing = (set(line.split()) for line in done.stdout.split("\n")[:-1])
     assert {
         "tests/language/test_formatter.py",

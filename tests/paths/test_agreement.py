@@ -3,8 +3,6 @@
 import argparse
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -31,6 +29,7 @@ from tests.support.drawn import drawn
 from tests.support.fused_process import MESH
 from tests.support.lines import NAMES, Layers, placements_of
 from tests.support.models import ZOO
+from tests.support.process import python
 from tests.support.sharded import fake_ranks
 from tests.support.versions import needs_groups_in_any_order
 
@@ -364,8 +363,7 @@ def test_the_commands_and_the_comparison_offer_what_is_registered() -> None:
 
 
 def test_the_register_needs_no_torch() -> None:
-    program = "import sys, policylang.planning.capabilities; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    python("-c", "import sys, policylang.planning.capabilities; sys.exit('torch' in sys.modules)")
 
 
 def test_the_page_has_the_table_of_the_register() -> None:

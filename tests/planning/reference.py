@@ -62,10 +62,6 @@ def path_matches(glob: str, path: str) -> bool:
     return any(components_match(patterns, components[start:]) for start in starts)
 
 
-def path_in(glob: str, path: str) -> bool:
-    return outermost(glob, path) is not None
-
-
 def outermost(glob: str, path: str) -> str | None:
     components = path.split(".") if path else []
     for depth in range(1, len(components) + 1):
@@ -108,9 +104,8 @@ def numbered(facts: Facts, names: list[str | None]) -> list[int]:
 
 # --- selectors -----------------------------------------------------------------------------------------------------
 def forward(facts: Facts) -> set[int]:
-    return {
-        row for row in range(len(facts)) if facts.phases[row] == Phase.FORWARD and facts.ops[row] == "call_function"
-    }
+    calls = (row for row, op in enumerate(facts.ops) if op == "call_function")
+    return {row for row in calls if facts.phases[row] == Phase.FORWARD}
 
 
 class Reference:
@@ -132,7 +127,7 @@ class Reference:
             case s.Reference(name=name):
                 return self.nodes(self.policy.lets[name].selector)
             case s.InModule():
-                inside = {r for r in self.forward if path_in(selector.glob, self.facts.modules[r])}
+                inside = {r for r in self.forward if outermost(selector.glob, self.facts.modules[r])}
                 return self.nodes(selector.selector) & (self.forward - inside if selector.outside else inside)
             case s.InBlock():
                 inside = {r for r in self.forward if self.in_blocks(self.block[r], selector.which)}

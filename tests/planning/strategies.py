@@ -45,9 +45,8 @@ STEERING = ("aten.index.Tensor", "aten.gather.default", "aten.where.self")
 @st.composite
 def graphs(draw: st.DrawFn) -> Facts:
     builder = GraphBuilder()
-    for number, kind in enumerate(
-        draw(st.lists(st.sampled_from(["parameter", "input", "buffer"]), min_size=1, max_size=4))
-    ):
+    kinds = st.sampled_from(["parameter", "input", "buffer"])
+    for number, kind in enumerate(draw(st.lists(kinds, min_size=1, max_size=4))):
         builder.add(f"in_{number}", kind, ())
     builder.add("size", "input", (), flags=Flag.SYMBOLIC)
     builder.add("tangent", "tangent", ())
@@ -178,31 +177,25 @@ block_sets = st.one_of(
 )
 
 
-def _quantity(value: float) -> s.Quantity:
-    return s.Quantity(value, "number", span=SPAN)
+def _quantities(kind: str, *values: float) -> st.SearchStrategy[s.Quantity]:
+    return st.sampled_from(values).map(lambda value: s.Quantity(value, kind, span=SPAN))
 
 
-_numbers = st.sampled_from([0, 1, 2, 4, 8, 64, 100]).map(_quantity)
-cut_sizes = st.sampled_from([1, 8, 16, 64, 100, 128, 200, 1000]).map(_quantity)
-_times = st.sampled_from([0, 1e-9, 4e-9, 8e-9, 64e-9, 1e-7, 1, 5]).map(
-    lambda value: s.Quantity(value, "seconds", span=SPAN)
-)
+_numbers = _quantities("number", 0, 1, 2, 4, 8, 64, 100)
+cut_sizes = _quantities("number", 1, 8, 16, 64, 100, 128, 200, 1000)
+_times = _quantities("seconds", 0, 1e-9, 4e-9, 8e-9, 64e-9, 1e-7, 1, 5)
 _comparisons = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
 _plain_quantities = st.sampled_from(["bytes", "numel", "ndim", "flops", "users", "inputs", "group_size"])
+_equal_or_not = st.sampled_from(["==", "!="])
+_PATTERNS = {"dtype": ["bfloat16", "float*"], "device": ["cpu", "cuda", "cuda:*"], "module": GLOBS}
+_PATTERNS["overload"] = ["default", "T*"]
 _leaf_predicates = st.one_of(
     st.builds(s.Compare, _plain_quantities, _comparisons, _numbers, span=st.just(SPAN)),
     st.builds(s.Compare, st.just("shape"), _comparisons, _numbers, st.integers(0, 2), span=st.just(SPAN)),
     st.one_of(
         *(
-            st.builds(
-                s.Match, st.just(name), st.sampled_from(["==", "!="]), st.sampled_from(patterns), span=st.just(SPAN)
-            )
-            for name, patterns in {
-                "dtype": ["bfloat16", "float*"],
-                "device": ["cpu", "cuda", "cuda:*"],
-                "module": GLOBS,
-                "overload": ["default", "T*"],
-            }.items()
+            st.builds(s.Match, st.just(name), _equal_or_not, st.sampled_from(patterns), span=st.just(SPAN))
+            for name, patterns in _PATTERNS.items()
         )
     ),
     st.builds(s.Is, st.sampled_from(PROPERTIES), span=st.just(SPAN)),

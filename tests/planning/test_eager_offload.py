@@ -125,9 +125,8 @@ def test_a_recomputation_of_what_crosses_is_not_carried_out() -> None:
 
 
 VIEW = "%v0 = aten.view.default(%c0) layers.0 view shape=2"
-VIEWED = MODEL.replace("%a1 = aten.mm.default(%c0", f"{VIEW}\n    %a1 = aten.mm.default(%v0").replace(
-    "%a1, %c0)", "%a1, %v0)"
-)
+VIEWED = MODEL.replace("%a1 = aten.mm.default(%c0", f"{VIEW}\n    %a1 = aten.mm.default(%v0")
+VIEWED = VIEWED.replace("%a1, %c0)", "%a1, %v0)")
 
 
 def test_a_view_that_crosses_is_taken_again_from_the_memory_that_came_back() -> None:
@@ -135,18 +134,13 @@ def test_a_view_that_crosses_is_taken_again_from_the_memory_that_came_back() -> 
     assert outcomes(made)[:2] == ("e c2", "c0 c1")
     assert "c0< v0* a1* b1*" in written(made.facts, made.schedule)
     steps = [name for kind, name, _ in made.schedule.names(made.facts) if kind == StepKind.FIRST_RUN]
-    alive = {made.facts.names[row]: live for row, live in zip(*_alive(made), strict=True)}
-    assert alive["gc2"] == _alive_of(planned(CROSSING))["gc2"]
+    assert _alive_of(made)["gc2"] == _alive_of(planned(CROSSING))["gc2"]
     assert steps.count("v0") == 1
 
 
-def _alive(made: Plan) -> tuple[list[int], list[int]]:
-    found = simulate(made.facts, made.schedule)
-    return list(found.rows), list(found.live)
-
-
 def _alive_of(made: Plan) -> dict[str, int]:
-    return {made.facts.names[row]: live for row, live in zip(*_alive(made), strict=True)}
+    found = simulate(made.facts, made.schedule)
+    return {made.facts.names[row]: live for row, live in zip(found.rows, found.live, strict=True)}
 
 
 def test_memory_of_the_device_goes_and_that_of_the_host_comes() -> None:
@@ -364,9 +358,8 @@ drawing = settings(max_examples=examples(40, 300))
 def leniently_planned(text: str, facts: Facts, ahead: int) -> Plan:
     """Where a rule matches nothing, that is as it should be."""
     lines = [f"optional {line}" if line.startswith(("offload", "save")) else line for line in text.splitlines()]
-    return plan(
-        policylang.parse("\n".join([*lines, f"optional prefetch offloaded {ahead} blocks ahead"])), facts, EAGER
-    )
+    lines.append(f"optional prefetch offloaded {ahead} blocks ahead")
+    return plan(policylang.parse("\n".join(lines)), facts, EAGER)
 
 
 @given(st.lists(st.integers(0, 60), min_size=12, max_size=120), st.sampled_from(POLICIES), st.integers(1, 3))

@@ -206,7 +206,6 @@ def test_tuning_goes_by_the_load() -> None:
     assert planned(tuned.text, routed_facts()).peak.bytes <= peak
     with pytest.raises(PolicyMeaningError, match="APL116"):
         policylang.tune(routed_facts(), peak=peak, device="h100-sxm", balance="2 GiB")
-    (note,) = [
-        each for each in policylang.tune(routed_facts(), peak="1 GiB", device="h100-sxm").notes if each.code == "APL350"
-    ]
+    notes = policylang.tune(routed_facts(), peak="1 GiB", device="h100-sxm").notes
+    (note,) = [each for each in notes if each.code == "APL350"]
     assert "no load is stated" in note.message

@@ -243,9 +243,7 @@ def test_partitions_are_scheduled_as_the_sentences_say(facts: Facts, drawn: list
 
 @given(numbers, fates, st.integers(2, 6))
 @drawing
-def test_flat_graphs_are_scheduled_as_the_sentences_say_and_nothing_is_read_before_it_is_there(
-    drawn: list[int], chosen: list[str], segments: int
-) -> None:
+def test_flat_graphs_are_scheduled_as_the_sentences_say_and_nothing_is_read_before_it_is_there(drawn, chosen, segments):
     facts = collect(random_flat(drawn, segments).gm)
     again, moved = decided(facts, chosen)
     assert list(build_schedule(facts, again, moved)) == reference_schedule(facts, again, moved)
@@ -261,9 +259,7 @@ def test_flat_graphs_are_scheduled_as_the_sentences_say_and_nothing_is_read_befo
 
 @given(numbers, fates, st.integers(2, 6), st.lists(st.integers(-1, 3), min_size=1, max_size=9), st.integers(1, 3))
 @drawing
-def test_copies_back_start_so_many_blocks_ahead(
-    drawn: list[int], chosen: list[str], segments: int, blocks: list[int], ahead: int
-) -> None:
+def test_copies_back_start_so_many_blocks_ahead(drawn, chosen, segments, blocks, ahead) -> None:
     facts = collect(random_flat(drawn, segments).gm)
     again, moved = decided(facts, chosen)
     block_of = [blocks[row * len(blocks) // len(facts)] for row in range(len(facts))]
@@ -276,9 +272,7 @@ POLICIES = ("undecided -> recompute", "save mm\nundecided -> recompute", "recomp
 
 @given(numbers, st.sampled_from(POLICIES), st.integers(2, 6))
 @drawing
-def test_what_is_counted_as_recomputed_is_what_the_schedule_runs_again(
-    drawn: list[int], text: str, segments: int
-) -> None:
+def test_what_is_counted_as_recomputed_is_what_the_schedule_runs_again(drawn, text, segments) -> None:
     """A value that the rest of the forward holds is read as it is: it counts as recomputed no more than what it is
     computed from."""
     facts = collect(random_flat(drawn, segments).gm)
@@ -396,9 +390,8 @@ def pieces_behind(facts: Facts, steps: Steps, only: StepKind | None) -> Steps:
             moved_with_it = family(facts, found, step, runs)
             for each in moved_with_it:
                 found.remove(each)
-            at = next(
-                at for at, other in enumerate(found) if other[1:] == (facts.inputs[row][0], region) and other[0] in runs
-            )
+            made = [at for at, other in enumerate(found) if other[1:] == (facts.inputs[row][0], region)]
+            at = next(at for at in made if found[at][0] in runs)
             found[at + 1 : at + 1] = moved_with_it
     return found
 

@@ -14,7 +14,6 @@ from torch._subclasses import FakeTensorMode
 
 from policylang.api.load import parse
 from policylang.backends.flat import FlatPath
-from policylang.backends.joint import JointPartitioner
 from policylang.graph.collect import collect
 from policylang.graph.facts import (
     Facts,
@@ -166,9 +165,8 @@ def held_against_the_reference(facts: Facts, drawn: list[str]) -> None:
     again, moved = decided(facts, drawn)
     schedule = build_schedule(facts, again, moved)
     timeline = simulate(facts, schedule)
-    assert fast_lifetimes(timeline.lifetimes) == Counter(
-        (piece, first, last) for piece, first, last in slow_lifetimes(facts, schedule) if piece[-1]
-    )
+    expected = (each for each in slow_lifetimes(facts, schedule) if each[0][-1])
+    assert fast_lifetimes(timeline.lifetimes) == Counter(expected)
     for live, step in zip(timeline.live, timeline.steps, strict=True):
         assert live == sum(timeline.lifetimes.bytes[at] for at in timeline.lifetimes.alive_at(step))
 
@@ -181,9 +179,7 @@ def test_lifetimes_of_a_partition_are_those_of_the_slow_account(facts: Facts, dr
 
 @given(numbers, fates, st.integers(2, 4))
 @settings(few, max_examples=examples(8, 15))
-def test_lifetimes_of_a_flat_graph_are_those_of_the_slow_account(
-    drawn: list[int], chosen: list[str], segments: int
-) -> None:
+def test_lifetimes_of_a_flat_graph_are_those_of_the_slow_account(drawn, chosen, segments) -> None:
     held_against_the_reference(collect(random_flat(drawn, segments).gm), chosen)
 
 
@@ -422,11 +418,7 @@ def test_all_layers_of_true_8b_shapes() -> None:
 
 def assert_close(joint: Joint, policy: str, *, exactly: bool = False) -> None:
     """``exactly``: the plan alone foretells the saved bytes. Elsewhere equal nodes are merged after it was made."""
-    partition = JointPartitioner(parse(policy)).partition(
-        copy_graph(joint.gm),
-        num_fwd_outputs=joint.num_fwd_outputs,
-        static_lifetime_input_indices=joint.static_lifetime_input_indices,
-    )
+    partition = joint.partition(policy)
     seen = measured(partition, joint.num_fwd_outputs)
     outcome = saved_and_recomputed(partition.plan)
     peak = estimate_peak(partition.plan.facts, partition.plan.schedule)
@@ -511,9 +503,7 @@ def test_a_forward_is_its_products_and_its_attention() -> None:
     flops = {name: sum(facts.flops[row] for row in rows) for name, rows in facts.by_target.items()}
     weights = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * FEED_FORWARD) + HIDDEN * VOCABULARY
     products = 2 * TOKENS * weights
-    attention = (
-        LAYERS * 2 * 2 * TOKENS * LENGTH * HIDDEN
-    )  # queries by keys, scores by values; the mask is not looked at
+    attention = LAYERS * 2 * 2 * TOKENS * LENGTH * HIDDEN  # queries by keys, scores by values; whatever the mask
     assert {name: found for name, found in flops.items() if found} == {
         "aten.einsum.default": products,
         "aten._scaled_dot_product_flash_attention.default": attention,

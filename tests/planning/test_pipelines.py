@@ -19,6 +19,7 @@ from policylang.language.statements import SCHEDULES, format_policy
 from policylang.language.syntax import Pipeline
 from policylang.planning.pipelines import PipelineFigures
 from policylang.planning.plan import Plan
+from tests.support.compiled import backend_for
 
 GRAPH = Path(__file__).parents[2] / "docs" / "graphs" / "llama3_8b.graph"
 ROUND = "recompute everything in block; save everything in block where crosses block\n"
@@ -222,7 +223,7 @@ class Part(nn.Module):
 def graph_of(stage: nn.Module, *, is_first: bool) -> Facts:
     """The joint graph of one microbatch."""
     torch.compiler.reset()
-    stage.compile(backend=policylang.backend(policylang.parse("undecided -> save"), inner="aot_eager"), fullgraph=True)
+    stage.compile(backend=backend_for("undecided -> save"), fullgraph=True)
     stage(torch.randn(16, 8, requires_grad=not is_first))
     return facts_of(stage)[0]
 
@@ -235,9 +236,7 @@ def parts() -> dict[str, Facts]:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("rules", ["undecided -> save", "recompute everything in block; save gelu in stage 1"])
-def test_the_stages_own_graphs_are_planned_as_the_whole_model_cut(
-    parts: dict[str, Facts], schedule: str, rules: str, tmp_path: Path
-) -> None:
+def test_the_stages_own_graphs_are_planned_as_the_whole_model_cut(parts, schedule, rules, tmp_path) -> None:
     policylang.snapshot([parts["first"], parts["last"]], tmp_path / "model.graph")
     text = f"blocks layers.*; schedule {schedule} into 2 stages of 4 microbatches; {rules}"
     joined, whole = (
@@ -251,9 +250,7 @@ def test_the_stages_own_graphs_are_planned_as_the_whole_model_cut(
     assert modules == {"0", "1", "2", "3"}
 
 
-def test_stages_without_blocks_are_planned_and_other_stages_refused(
-    parts: dict[str, Facts], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stages_without_blocks_are_planned_and_other_stages_refused(parts, tmp_path, capsys) -> None:
     files = [str(tmp_path / f"{name}.graph") for name in ("first", "none", "last")]
     for file in files:
         policylang.snapshot(parts[Path(file).stem], file)

@@ -1,8 +1,5 @@
 """The planner: by hand, and against a slow reference for any graph and any policy."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +25,7 @@ from tests.planning import strategies
 from tests.planning.reference import Reference
 from tests.planning.strategies import JOINT, planned
 from tests.support.drawn import drawn
+from tests.support.process import python
 from tests.support.textgraph import facts_of
 from tests.support.trees import policy_of, span
 
@@ -275,9 +273,8 @@ def test_a_predicate_filters_as_its_sentence_says(facts, predicate):
 def test_every_property_of_a_node_is_what_its_name_says(facts):
     reference = Reference(policy_of(), facts)
     for name in strategies.PROPERTIES:
-        selector = Where(
-            Everything(span=span("everything")), Is(name, span=span(name)), span=span(f"everything where {name}")
-        )
+        predicate = Is(name, span=span(name))
+        selector = Where(Everything(span=span("everything")), predicate, span=span(f"everything where {name}"))
         assert (name, one_selector(facts, selector)) == (name, sorted(reference.nodes(selector)))
 
 
@@ -286,9 +283,8 @@ def test_the_forward_is_cut_and_crossed_as_the_reference_says(facts, size):
     reference = Reference(policy_of(), facts)
     cuts = Cuts(facts, Chains(facts))
     assert list(cuts.positions(size.value)) == reference.cuts(size.value)
-    selector = Where(
-        Everything(span=span("everything")), CrossesCut(size, span=span("…")), span=span("everything where …")
-    )
+    predicate = CrossesCut(size, span=span("…"))
+    selector = Where(Everything(span=span("everything")), predicate, span=span("everything where …"))
     assert one_selector(facts, selector) == sorted(reference.nodes(selector))
 
 
@@ -545,17 +541,8 @@ print("torch" in sys.modules)
 """
 
 
-def run(seed: int) -> str:
-    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_hash_seeds_do_not_reach_a_plan_and_torch_is_not_imported():
-    outputs = {run(seed) for seed in (0, 12345)}
+    outputs = {python("-c", _SCRIPT, PYTHONHASHSEED=seed).stdout for seed in ("0", "12345")}
     assert len(outputs) == 1
     digest, *_, torch = outputs.pop().splitlines()
     assert len(digest) == 64

@@ -23,6 +23,7 @@ from tests.graph.captured import facts_of_model
 from tests.planning.reference import Reference
 from tests.planning.strategies import JOINT as LIKE_JOINT
 from tests.planning.strategies import names
+from tests.support.drawn import slow
 from tests.support.shared_graphs import JOINT, shared_facts
 from tests.support.textgraph import facts_of
 
@@ -155,9 +156,7 @@ def test_an_expectation_holds_at_the_figure_and_fails_a_byte_below() -> None:
 
 
 @pytest.mark.parametrize("policy_name", ["llama3_sac", "torchtitan_full", "every_2nd_layer"])
-@pytest.mark.parametrize(
-    "model", ["llama", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mixtral", "gpt2"))]
-)
+@pytest.mark.parametrize("model", ["llama", *map(slow, ("mixtral", "gpt2"))])
 def test_a_bundled_policy_is_planned_as_the_reference_plans_it(model: str, policy_name: str):
     facts = facts_of_model(model)
     loaded = load_policy(policy_name)

@@ -109,9 +109,8 @@ def test_without_a_match_the_largest_time_is_named() -> None:
 
 def test_it_is_said_what_time_a_node_has_that_a_rule_leaves_out() -> None:
     made = planned("optional save everything where time > 3 ms and time_per_gib > 1 us")
-    assert rules_on(made, FACTS.index["mm"])[0].why == (
-        "`where time > 3 ms and time_per_gib > 1 us` does not hold: its time is 2 ms and its time_per_gib is 2 s"
-    )
+    said = "`where time > 3 ms and time_per_gib > 1 us` does not hold: its time is 2 ms and its time_per_gib is 2 s"
+    assert rules_on(made, FACTS.index["mm"])[0].why == said
     assert rules_on(made, FACTS.index["t"])[0].why.endswith("its time is 0 s and it has no time_per_gib")
 
 
@@ -211,9 +210,8 @@ def test_a_time_without_a_device_is_one_error_that_says_how_to_name_one() -> Non
         assert way in found.help
     (path,) = policylang.check(policylang.parse(RULES + TIMED), graph=FACTS).diagnostics
     assert path.code == "APL370", "what follows from it is a note, and nothing is said of waiting"
-    assert [each.message for each in path.related] == [
-        "from it follows: `save everything where time > 1 ms` matches nothing in this graph"
-    ]
+    (follows,) = path.related
+    assert follows.message == "from it follows: `save everything where time > 1 ms` matches nothing in this graph"
 
 
 def test_an_expectation_alone_needs_a_device_too() -> None:

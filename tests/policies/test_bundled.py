@@ -40,6 +40,7 @@ from tests.planning.reference import Reference
 from tests.planning.strategies import JOINT as THE_PATH
 from tests.support import titan
 from tests.support.compiled import assert_same_as_without
+from tests.support.drawn import slow
 from tests.support.flat_graphs import assert_bitwise_equal, copy_graph
 from tests.support.joint import capture_joint
 from tests.support.models import HUGGING_FACE, ZOO, Example, Function, llama
@@ -519,9 +520,7 @@ def torchtitan_saves(nodes: list[tuple[str, str, str]]) -> dict[str, str]:
     return decisions
 
 
-@pytest.mark.parametrize(
-    "model", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "mixtral", "gpt2"))]
-)
+@pytest.mark.parametrize("model", ["llama", *map(slow, ("qwen3", "mixtral", "gpt2"))])
 def test_the_decisions_of_torchtitan(model):
     joint = capture_joint(*ZOO[model]())
     report = policylang.report(policylang.apply(joint.gm, "torchtitan_op_sac"))
@@ -617,9 +616,7 @@ def test_a_transformer_is_cut_where_its_residual_stream_alone_is_alive():
     assert {facts.bytes[row] for row in crossing} == {16 * 2**20}
     chains = Chains(facts)
     crossing = cuts_of_8b().crossing(GIB / 2)
-    gathers = [
-        row for row, target in enumerate(facts.targets) if target == "_c10d_functional.all_gather_into_tensor.default"
-    ]
+    gathers = facts.by_target["_c10d_functional.all_gather_into_tensor.default"]
     of_parameters = [row for row in gathers if chains.from_parameter_mask[row]]
     assert len(of_parameters) == 290
     assert not any(crossing[row] for row in of_parameters)

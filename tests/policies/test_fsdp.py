@@ -91,16 +91,6 @@ def traced(kind: type[Sharded]) -> Joint:
     )
 
 
-def halves(joint: Joint, text: str) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    return policylang.partition(
-        joint.gm,
-        joint.joint_inputs,
-        num_fwd_outputs=joint.num_fwd_outputs,
-        static_lifetime_input_indices=joint.static_lifetime_input_indices,
-        policy=policylang.parse(text),
-    )
-
-
 def gathers(gm: torch.fx.GraphModule) -> int:
     return sum("all_gather_into_tensor" in str(node.target) for node in gm.graph.nodes)
 
@@ -128,7 +118,7 @@ def test_each_weight_is_gathered_again_whatever_stands_before(name, kind, before
     joint = captured(kind)
     assert gathers(joint.gm) == LAYERS
     weights, gathered = made_of_weights(joint.gm)
-    forward, backward = halves(joint, f"{before}\ninclude <{name}>\n")
+    forward, backward = joint.halves(policylang.parse(f"{before}\ninclude <{name}>\n"))
     assert (gathers(forward), gathers(backward)) == (LAYERS, LAYERS)
     report = policylang.report(forward)
     (rule,) = [rule for rule in report.rules if rule.text == "override must_recompute fsdp_line"]
@@ -143,7 +133,7 @@ def test_each_weight_is_gathered_again_whatever_stands_before(name, kind, before
 def test_each_weight_is_kept_once_whatever_stands_before(kind, before):
     joint = captured(kind)
     weights, _ = made_of_weights(joint.gm)
-    forward, backward = halves(joint, f"{before}\ninclude <fsdp_reshard_never>\n")
+    forward, backward = joint.halves(policylang.parse(f"{before}\ninclude <fsdp_reshard_never>\n"))
     assert (gathers(forward), gathers(backward)) == (LAYERS, 0)
     report = policylang.report(forward)
     kept = [name for name in report.saved.names if name in weights]
@@ -163,11 +153,10 @@ def test_the_models_own_checkpoint_keeps_its_tags_elsewhere(name):
     own = {node.name: node.meta["recompute"] for node in joint.gm.graph.nodes if "recompute" in node.meta}
     assert weights <= own.keys()
     assert own.keys() - weights
-    halves(joint, f"include <{name}>")
+    joint.halves(policylang.parse(f"include <{name}>"))
     tags = {node.name: node.meta["recompute"] for node in joint.gm.graph.nodes if "recompute" in node.meta}
-    assert {name: tag for name, tag in tags.items() if name not in weights} == {
-        name: tag for name, tag in own.items() if name not in weights
-    }
+    left, before = ({name: each[name] for name in each.keys() - weights} for each in (tags, own))
+    assert left == before
     assert {tags[name].name for name in weights} <= {"MUST_RECOMPUTE", "MUST_SAVE"}
 
 
@@ -182,7 +171,8 @@ def test_a_model_that_is_not_sharded_is_refused_by_the_rule(name, rule):
 
 def test_one_layer_may_be_excepted():
     text = "include <fsdp_reshard_never>\noverride must_recompute fsdp_line in layers.1"
-    forward, backward = halves(captured(Sharded), text)
+    forward, backward = captured(Sharded).halves(policylang.parse(text))
     assert (gathers(forward), gathers(backward)) == (LAYERS, 1)
-    forward, backward = halves(captured(Sharded), "include <fsdp>\noverride save fsdp_gather in layers.0")
+    text = "include <fsdp>\noverride save fsdp_gather in layers.0"
+    forward, backward = captured(Sharded).halves(policylang.parse(text))
     assert (gathers(forward), gathers(backward)) == (LAYERS, 1)

@@ -46,9 +46,7 @@ def test_the_form_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert told["figures"] == json.loads(device.canonical)
 
 
-def test_a_measurement_is_replaced_and_nothing_else(
-    tmp_path: Path, machine: FakeMachine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_measurement_is_replaced_and_nothing_else(tmp_path, machine, capsys) -> None:
     path = tmp_path / "our-machine.toml"
     assert profile("-o", str(path)) == 0
     machine.rates["float32"] = 30e9
@@ -83,9 +81,7 @@ def test_a_measurement_is_replaced_and_nothing_else(
         (("-o", "{tmp}/\0.toml"), "`path` is the path of a file, and not"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_measured(
-    tmp_path: Path, machine: FakeMachine, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
-) -> None:
+def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path, machine, capsys, arguments, said) -> None:
     assert profile(*(each.replace("{tmp}", str(tmp_path)) for each in arguments)) == 2
     told = capsys.readouterr().err
     assert said.replace("{tmp}", str(tmp_path)) in told
@@ -103,9 +99,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
         assert isinstance(read_device(tmp_path / "kept" / "machine.toml"), DeviceProfile)
 
 
-def test_ranks_do_not_share_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_do_not_share_a_gpu(tmp_path, monkeypatch, capsys) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
         monkeypatch.setenv(name, value)
     assert profile("-o", str(tmp_path / "our.toml"), "--device", "cuda:1") == 2

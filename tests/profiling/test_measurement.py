@@ -1,8 +1,5 @@
 """From what a clock says to what a profile holds, on a machine whose rates are known and on this one."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +32,7 @@ from policylang.profiling.trials import (
     shares,
     streams,
 )
+from tests.support.process import TORCHRUN, python
 
 OVERHEAD_SECONDS = 2e-6
 
@@ -250,9 +248,7 @@ def test_a_table_is_read_back_as_it_was_measured(tmp_path: Path) -> None:
     groups = [MeasuredGroup("1", Network(2, 1e9, 0.0, inside)), MeasuredGroup("0", Network(None, 1e9, 0.0, across))]
     path = tmp_path / "measured.table"
     path.write_text(table_text(groups), encoding="utf-8")
-    assert read_table(path, path.name) == tuple(
-        (name, each) for name, times in (("1", inside), ("0", across)) for each in times
-    )
+    assert read_table(path, path.name) == (*(("1", each) for each in inside), *(("0", each) for each in across))
     assert [len(each.points) for each in inside] == [2, 2]
 
 
@@ -282,10 +278,8 @@ def test_every_trial_runs_here_and_takes_some_time() -> None:
 @pytest.mark.slow
 def test_the_command_on_this_machine(tmp_path: Path) -> None:
     path = tmp_path / "here.toml"
-    command = [sys.executable, "-m", "policylang", "profile", "-o", str(path), "--device", "cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command += ["--compiled", "--seconds", "5"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    command = ("-m", "policylang", "profile", "-o", path, "--device", "cpu", "--compiled", "--seconds", 5)
+    ran = python(*command, OMP_NUM_THREADS="1")
     assert "Traceback" not in ran.stderr
     device = read_device(path)
     assert 0 < device.pointwise <= 1
@@ -302,11 +296,8 @@ def test_fused_chains_compute_what_they_compute_in_eager() -> None:
 @pytest.mark.slow
 def test_under_torchrun_the_collectives_are_measured(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "policylang", "profile", "-o", str(path), "--device", "cpu", "--seconds", "6"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert ran.returncode == 0, ran.stderr
+    command = (*TORCHRUN, 2, "-m", "policylang", "profile", "--device", "cpu", "--seconds", 6, "-o")
+    ran = python(*command, path, OMP_NUM_THREADS="1")
     assert "deprecated" not in ran.stderr
     assert sorted(each.name for each in tmp_path.iterdir()) == ["node.table", "node.toml"]
     assert ran.stdout.count("GFLOP/s in float32") == 1  # the first rank speaks
@@ -322,8 +313,5 @@ def test_under_torchrun_the_collectives_are_measured(tmp_path: Path) -> None:
         assert each.points[0][0] == 2**20
 
     # What one rank cannot do, all say, and none waits for another
-    ran = subprocess.run(
-        [*command[:-5], str(tmp_path / "nowhere" / "node.toml")], capture_output=True, text=True, env=environment
-    )
-    assert ran.returncode != 0
-    assert "cannot write" in ran.stderr
+    with pytest.raises(AssertionError, match="cannot write"):
+        python(*command, tmp_path / "nowhere" / "node.toml", OMP_NUM_THREADS="1")

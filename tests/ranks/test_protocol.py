@@ -158,9 +158,7 @@ def programs(draw: st.DrawFn) -> tuple[int, list[Episode]]:
 
 @given(programs(), st.integers(0, 999))
 @settings(max_examples=10)
-def test_every_fault_is_told_to_whom_it_concerns_and_to_nobody_later(
-    program: tuple[int, list[Episode]], seed: int
-) -> None:
+def test_every_fault_is_told_to_whom_it_concerns_and_to_nobody_later(program, seed) -> None:
     world, episodes = program
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(TIMEOUT, "20")

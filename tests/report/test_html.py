@@ -217,9 +217,8 @@ def test_the_page_in_a_browser(tmp_path):
         assert re.search(r"[+−]\d\S* KFLOP recomputed in [+−]\d\S* ms, ", notes)
         assert it.texts("#detail li span") == ["overridden by line 5", "overridden by line 5", "decides"]
         assert len(it.texts(".rule.deciding .line")) == 1
-        assert it.run("return document.querySelector('.rule.deciding .line').textContent").startswith(
-            "recompute every 2nd"
-        )
+        line = it.run("return document.querySelector('.rule.deciding .line').textContent")
+        assert line.startswith("recompute every 2nd")
         assert it.run("return document.querySelectorAll('.rule.matching').length") == 3
 
         # on from there: another rule by the node's list, then everything again

@@ -5,8 +5,6 @@ import json
 import operator
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -32,7 +30,10 @@ from policylang.simulation.node_times import node_times
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Tuned
 from policylang.tuning.tuned_policy import neighbour_words
 from tests.graph.captured import joint_of
-from tests.support.models import aliased_output, llama
+from tests.support.compiled import backend_for
+from tests.support.drawn import slow
+from tests.support.models import aliased_output, broken, llama
+from tests.support.process import python
 from tests.support.textgraph import CHAIN, facts_of
 
 TEXT = """\
@@ -122,10 +123,7 @@ def test_a_report_on_a_device_says_the_time_of_what_runs_again(joint, policy, de
 
 @pytest.mark.parametrize("kind", ["forward", "backward"])
 def test_a_half_is_called_a_half_and_nothing_is_decided_on_it(joint, policy, kind):
-    halves = policylang.partition(
-        copy.deepcopy(joint.gm), joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policy
-    )
-    half = copy.deepcopy(halves[kind == "backward"])
+    half = copy.deepcopy(joint._replace(gm=copy.deepcopy(joint.gm)).halves(policy)[kind == "backward"])
     report = policylang.report(policylang.apply(half, policylang.parse("save mm; optional fuse all_gather chains")))
     calls = [node for node in half.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
     assert str(report).startswith(f"policy policy: {kind} graph of a partition, {len(calls)} operators\n")
@@ -136,9 +134,7 @@ def test_a_half_is_called_a_half_and_nothing_is_decided_on_it(joint, policy, kin
 
 def test_a_partitioned_graph_and_either_half_of_it(joint, policy):
     gm = copy.deepcopy(joint.gm)
-    forward, backward = policylang.partition(
-        gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policy
-    )
+    forward, backward = joint._replace(gm=gm).halves(policy)
     report = policylang.report(forward)
     assert policylang.report(backward) == report
     assert policylang.report(gm) == report
@@ -180,18 +176,9 @@ def test_a_compiled_model_its_backend_and_the_model_itself(policy):
 
 
 def test_a_model_with_a_graph_break_has_a_report_of_all_its_graphs():
-    class Broken(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8, bias=False) for _ in range(2))
-
-        def forward(self, x):
-            x = self.layers[0](x).sin()
-            torch._dynamo.graph_break()
-            return self.layers[1](x).cos()
-
-    backend = policylang.backend(policylang.parse("save mm\nrecompute sin"), inner="aot_eager")
-    model = torch.compile(Broken(), backend=backend)
+    first, second = (torch.nn.Linear(8, 8, bias=False) for _ in range(2))
+    backend = backend_for("save mm\nrecompute sin")
+    model = torch.compile(broken(first=first, second=second), backend=backend)
     model(torch.ones(4, 8)).sum().backward()
     report = policylang.report(model)
     assert len(report.graphs) == 2
@@ -228,7 +215,7 @@ def test_what_has_no_report_is_refused_by_name(joint):
 
 def test_a_compiled_function_has_the_report_of_its_backend():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
-    backend = policylang.backend(policylang.parse("save mm, addmm\nrecompute relu"), inner="aot_eager")
+    backend = backend_for("save mm, addmm\nrecompute relu")
 
     @torch.compile(backend=backend)
     def loss(x):
@@ -259,7 +246,7 @@ def test_the_name_stays_a_function_whatever_is_imported_first():
         "import policylang.report.report_text, policylang.audit.outcome, policylang; "
         "import policylang.errors; assert callable(policylang.report), policylang.report"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    python("-c", script)
 
 
 SAVE, AGAIN = DecisionReport("save", "p.apl:2"), DecisionReport("recompute", "p.apl:1")
@@ -374,9 +361,8 @@ def like_blocks() -> PreTrainedModel:
 
 def t5() -> PreTrainedModel:
     layers = {"num_layers": 3, "num_decoder_layers": 4, "decoder_start_token_id": 0}
-    return T5ForConditionalGeneration(
-        T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_heads=2, use_cache=False, **layers)
-    )
+    config = T5Config(vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_heads=2, use_cache=False, **layers)
+    return T5ForConditionalGeneration(config)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -384,12 +370,7 @@ def t5() -> PreTrainedModel:
     ("make", "labels", "product"),
     [
         (like_blocks, ["model.layers.0–4"], "mm_3"),
-        pytest.param(
-            t5,
-            ["encoder.block.0", "encoder.block.1–2", "decoder.block.0", "decoder.block.1–3"],
-            "mm_3",
-            marks=pytest.mark.slow,
-        ),
+        slow(t5, ["encoder.block.0", "encoder.block.1–2", "decoder.block.0", "decoder.block.1–3"], "mm_3"),
     ],
 )
 def test_real_models(make: Callable[[], PreTrainedModel], labels: list[str], product: str) -> None:
@@ -464,8 +445,7 @@ def test_scalars_for_a_metrics_logger() -> None:
 def test_the_version_is_that_of_the_package_and_needs_no_torch() -> None:
     assert policylang.__version__ == version("policylang")
     assert "__version__" in dir(policylang)
-    code = "import sys, policylang; policylang.__version__; assert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    python("-c", "import sys, policylang; policylang.__version__; assert 'torch' not in sys.modules")
 
 
 MIB = 2**20

@@ -389,9 +389,8 @@ def test_one_that_starts_with_the_step_and_is_read_at_once_waits_for_its_data() 
 
 
 def test_the_second_of_a_group_waits_for_the_first() -> None:
-    text = LAYER.replace("%a =", f"%f = {GATHER}(%w) collective group=dp:4 bytes=40\n    %a =").replace(
-        "output(%c)", f"%fw = {STEP_TIME_WAIT}(%f) bytes=40\n    output(%c, %fw)"
-    )
+    text = LAYER.replace("%a =", f"%f = {GATHER}(%w) collective group=dp:4 bytes=40\n    %a =")
+    text = text.replace("output(%c)", f"%fw = {STEP_TIME_WAIT}(%f) bytes=40\n    output(%c, %fw)")
     found = {each.row: each for each in run(text, {"f": 9, "a": 2, "g": 5, "b": 1, "c": 1}).collectives}
     first, second = found.values()
     assert (second.issued, second.start, second.end) == (2, 9, 14)
@@ -401,9 +400,8 @@ def test_the_second_of_a_group_waits_for_the_first() -> None:
 
 def test_one_that_is_awaited_before_anybody_reads_it_is_exposed_by_the_order() -> None:
     text = LAYER.replace("    %a = aten.sin.default(%x) bytes=10\n", "").replace("(%a)", "(%x)")
-    text = text.replace(f"    %gw = {STEP_TIME_WAIT}(%g) bytes=40\n", "").replace(
-        "    %b =", f"    %gw = {STEP_TIME_WAIT}(%g) bytes=40\n    %b ="
-    )
+    wait = f"    %gw = {STEP_TIME_WAIT}(%g) bytes=40\n"
+    text = text.replace(wait, "").replace("    %b =", f"{wait}    %b =")
     (gather,) = run(text, {"g": 5, "b": 6, "c": 1}).collectives
     assert (gather.issued, gather.exposed, gather.exposed_by) == (0, 5, ExposedBy.ORDER)
 
@@ -417,9 +415,7 @@ def test_one_that_is_awaited_before_anybody_reads_it_is_exposed_by_the_order() -
         ({"peak": 70}, ExposedBy.ORDER),
     ],
 )
-def test_a_limit_is_named_where_it_would_be_exceeded_one_computation_earlier(
-    limits: dict[str, int], cause: ExposedBy
-) -> None:
+def test_a_limit_is_named_where_it_would_be_exceeded_one_computation_earlier(limits, cause) -> None:
     """While ``a`` runs, 20 bytes of inputs and 10 of its own are alive."""
     (gather,) = run(LAYER, {"a": 2, "g": 5, "b": 1, "c": 1}, **limits).collectives
     assert gather.exposed_by is cause
@@ -565,9 +561,7 @@ def test_a_collective_is_known_by_any_of_its_names(name: str, kind: Kind | None)
         ("c10d.allgather_", (((Ref(0),),), (Ref(1),)), 300),
     ],
 )
-def test_coalesced_tensors_travel_together_and_what_is_handed_in_for_the_result_is_not_sent(
-    target: str, arguments: tuple, sent: int
-) -> None:
+def test_coalesced_tensors_travel_together_and_what_is_handed_in_for_the_result_is_not_sent(target, arguments, sent):
     builder = GraphBuilder()
     rows = (builder.add("out", "input", (), bytes=400), builder.add("x", "input", (), bytes=100))
     more = {"flags": Flag.COLLECTIVE, "group": "dp:4", "bytes": 400, "arguments": arguments}

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+import policylang
+from policylang.backends.torch_compile.backend import PolicyBackend
+from policylang.backends.torch_compile.inductor import Inner
 from tests.support.models import Example
 
 
@@ -38,6 +41,10 @@ def train(
     gradients |= {f"input {i}": value.grad for i, value in enumerate(inputs) if value.grad is not None}
     buffers = {name: value.detach().clone() for name, value in module.named_buffers()}
     return Trained(tuple(losses), gradients, buffers)
+
+
+def backend_for(text: str, inner: Inner = "aot_eager", root: str = "") -> PolicyBackend:
+    return policylang.backend(policylang.parse(text), inner=inner, root=root)
 
 
 WITHOUT = "aot_eager_default_partitioner"

@@ -3,8 +3,15 @@
 import os
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+
+def slow(*values: Any) -> Any:
+    """The values of a parametrized test that only the nightly run takes."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
 
 SEARCHES = os.environ.get("HYPOTHESIS_PROFILE", "same") != "same"
 """Whether this run draws new examples."""

@@ -33,9 +33,8 @@ def assert_facts_hold(
         ours, theirs = list(getattr(planned, column)), list(getattr(found, column))
         differ = [row for row, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]
         assert not differ, (column, [(found.names[row], ours[row], theirs[row]) for row in differ[:5]])
-    assert [_ranks(planned.groups, name) for name in planned.group_names] == [
-        _ranks(found.groups, name) for name in found.group_names
-    ]
+    ranks, others = ([_ranks(each.groups, name) for name in each.group_names] for each in (planned, found))
+    assert ranks == others
     arguments = [[_arguments(facts, row) for row in range(len(facts))] for facts in (planned, found)]
     differ = [row for row, (one, other) in enumerate(zip(*arguments, strict=True)) if one != other]
     assert not differ, [(found.names[row], arguments[0][row], arguments[1][row]) for row in differ[:5]]

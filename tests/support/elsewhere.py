@@ -75,5 +75,5 @@ def with_memory(gm: fx.GraphModule) -> fx.GraphModule:
 
 def _mapped(arguments: Any) -> Any:
     return fx.node.map_aggregate(
-        arguments, lambda each: AWAY if each == CPU and isinstance(each, torch.device) else each
+        arguments, lambda each: AWAY if isinstance(each, torch.device) and each == CPU else each
     )

@@ -10,6 +10,11 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
+import policylang
+from policylang.backends.joint import JointPartitioner, Partition
+from policylang.language.syntax import Policy
+from tests.support.flat_graphs import copy_graph
+
 
 class Joint(NamedTuple):
     gm: fx.GraphModule
@@ -17,6 +22,18 @@ class Joint(NamedTuple):
     """As the partitioner is handed them: primals, tangents."""
     num_fwd_outputs: int
     static_lifetime_input_indices: list[int] | None
+
+    def partition(self, text: str) -> Partition:
+        """As a policy partitions a copy of the graph."""
+        outputs, static = self.num_fwd_outputs, self.static_lifetime_input_indices
+        partitioner, gm = JointPartitioner(policylang.parse(text)), copy_graph(self.gm)
+        return partitioner.partition(gm, num_fwd_outputs=outputs, static_lifetime_input_indices=static)
+
+    def halves(self, policy: Policy | str | None = None, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """What ``policylang.partition`` makes of the graph, which it changes."""
+        options |= {"num_fwd_outputs": self.num_fwd_outputs, "policy": policy}
+        static = self.static_lifetime_input_indices
+        return policylang.partition(self.gm, self.joint_inputs, static_lifetime_input_indices=static, **options)
 
 
 def capture_joints(

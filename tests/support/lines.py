@@ -471,9 +471,8 @@ def _together(target: Any, values: Sequence[Tensor]) -> list[Tensor]:
 
 def lies_as(one: Tensor, other: Tensor) -> bool:
     """Whether two values have their elements in the same places of memory."""
-    steps = [
-        [step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1] for value in (one, other)
-    ]
+    pairs = (zip(value.shape, value.stride(), strict=True) for value in (one, other))
+    steps = [[step for size, step in each if size > 1] for each in pairs]
     return one.shape == other.shape and steps[0] == steps[1]
 
 

@@ -65,6 +65,18 @@ class Layers(nn.Module):
         return x if self.end is None else self.end(x)
 
 
+def broken(**parts: nn.Module) -> nn.Module:
+    """Two parts, and a break of the graph between them."""
+    first, second = parts
+
+    def forward(model: Any, x: Tensor) -> Tensor:
+        x = getattr(model, first)(x).sin()
+        torch._dynamo.graph_break()
+        return getattr(model, second)(x).cos()
+
+    return Function(forward, **parts)
+
+
 def next_token_loss(logits: Tensor) -> Tensor:
     """Cross entropy against targets drawn from the shape alone, so that it also traces with symbolic sizes."""
     flat = logits.flatten(0, 1).float()
@@ -187,9 +199,9 @@ def products(layers: int = 2, width: int = 8) -> Example:
     return Example(Layers(*(nn.Sequential(*pair) for pair in linears)), (_floats(4, width),), square_loss)
 
 
-def mlp(layers: int = 3, width: int = 16) -> Example:
+def mlp(layers: int = 3, width: int = 16, rows: int = 4) -> Example:
     torch.manual_seed(SEED)
-    return Example(MLP(layers, width), (_floats(4, width),), square_loss)
+    return Example(MLP(layers, width), (_floats(rows, width),), square_loss)
 
 
 class SharedParameters(Layers):
@@ -257,9 +269,8 @@ def flex(layers: int = 2, width: int = 32, heads: int = 2, length: int = 16) -> 
 
     library._validate_device = lambda query, key, value: None
     torch.manual_seed(SEED)
-    return Example(
-        Layers(*(FlexAttention(width, heads) for _ in range(layers))), (_floats(2, length, width),), square_loss
-    )
+    model = Layers(*(FlexAttention(width, heads) for _ in range(layers)))
+    return Example(model, (_floats(2, length, width),), square_loss)
 
 
 class Counter(nn.Module):

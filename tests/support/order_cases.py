@@ -113,13 +113,7 @@ def half(here: str, there: str) -> Case:
 
         model = net(at)
         joint = capture_joint(model, [batch()])
-        forward, _ = policylang.partition(
-            joint.gm,
-            joint.joint_inputs,
-            num_fwd_outputs=joint.num_fwd_outputs,
-            policy=policylang.parse(SAVE),
-            agree=False,
-        )
+        forward, _ = joint.halves(policylang.parse(SAVE), agree=False)
         policylang.apply(forward, policylang.parse(there if fault else here))
         assert gathers_of(forward)
 

@@ -124,9 +124,8 @@ def sending(draw: st.DrawFn, most: int = 12) -> tuple[Facts, NodeTimes]:
                 seconds.append(0.0)
     whole = {row["inputs"][0] for row in builder.rows if row["targets"] == "builtin.getitem"}
     rows = [row for row in range(2, len(builder.rows)) if row not in whole]
-    builder.add(
-        "output", "output", tuple(draw(st.lists(st.sampled_from(rows), max_size=3, unique=True))) if rows else ()
-    )
+    returned = draw(st.lists(st.sampled_from(rows), max_size=3, unique=True)) if rows else ()
+    builder.add("output", "output", tuple(returned))
     return builder.facts(kind), NodeTimes(SECOND, [*seconds, 0.0], {}, {})
 
 

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import policylang
 from policylang import TracedStep, trace_step
 from policylang.ranks import meeting
+from tests.support.compiled import backend_for
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import capture_joint
 from tests.support.models import Function
@@ -270,7 +271,7 @@ def block_by_block(policy: str, here: str, there: str) -> Case:
     def case(at: Place, fault: bool) -> None:
         model = nets(at)
         for layer, root in zip(model.layers, ("layers.0", there if fault else here), strict=True):
-            layer.compile(backend=policylang.backend(policylang.parse(policy), inner="aot_eager", root=root))
+            layer.compile(backend=backend_for(policy, root=root))
         plain = nets(at)
         expected = None if at.faulty else gradients(plain, plain, batch())
         found = gradients(model, model, batch())
@@ -484,10 +485,7 @@ def a_second_policy(at: Place, fault: bool) -> None:
 
 def partitioned(at: Place, fault: bool) -> None:
     joint = capture_joint(nets(at), [batch()])
-    policy = policylang.parse(RECOMPUTE if fault else SAVE)
-    forward, backward = policylang.partition(
-        joint.gm, joint.joint_inputs, num_fwd_outputs=joint.num_fwd_outputs, policy=policy
-    )
+    forward, backward = joint.halves(policylang.parse(RECOMPUTE if fault else SAVE))
     assert gathers_of(forward)
     assert not gathers_of(backward), "what is saved is not gathered again"
 
@@ -658,4 +656,4 @@ def reads_its_policy(fault: bool) -> None:
     """Before there is a process group; the other rank reads it afterwards."""
     if fault:
         policylang.parse(SAVE)
-        policylang.backend(policylang.parse(SAVE), inner="aot_eager")
+        backend_for(SAVE)

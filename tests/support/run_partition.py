@@ -130,9 +130,8 @@ def trace(
         return compile
 
     torch._dynamo.reset()
-    backend = aot_autograd(
-        fw_compiler=watched(primals, ""), bw_compiler=watched(tangents, "tangents"), partition_fn=split
-    )
+    forward, backward = watched(primals, ""), watched(tangents, "tangents")
+    backend = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=split)
     torch.manual_seed(0)
     compiled = torch.compile(copy.deepcopy(module), backend=backend, dynamic=dynamic, fullgraph=True)
     loss_fn(compiled(*inputs)).backward()

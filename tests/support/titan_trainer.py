@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -25,6 +24,7 @@ from attrs import asdict, field, frozen
 from torch import Tensor
 
 import policylang
+from tests.support.process import TORCHRUN, python
 
 LENGTH, BATCH, VOCABULARY, MICROBATCHES = 64, 2, 2048, 4
 MARK = "OUTCOME "
@@ -88,20 +88,10 @@ class Outcome:
 @cache
 def trained(setting: Setting, ranks: int = 1) -> list[Outcome]:
     """What each rank of a run came to. One that fails fails the test, with what it printed."""
-    root = Path(__file__).parent.parent.parent
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    launch = (*TORCHRUN, ranks, "-m", __name__, json.dumps(asdict(setting)))
     with tempfile.TemporaryDirectory() as folder:  # TorchTitan dumps into where it runs
-        done = subprocess.run(
-            [*launch, "-m", __name__, json.dumps(asdict(setting))],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        done = python(*launch, cwd=Path(folder), timeout=600, OMP_NUM_THREADS="1")
     found = [json.loads(line.partition(MARK)[2]) for line in done.stdout.splitlines() if MARK in line]
-    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
     assert len(found) == ranks
     return [Outcome(**values) for values in sorted(found, key=lambda values: values["rank"])]
 

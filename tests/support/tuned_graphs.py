@@ -59,9 +59,8 @@ def stacked(blocks: int = 6) -> Facts:
     """A joint graph of so many blocks."""
     text = stacked_text(blocks)
     products = " dtype=bf16 shape=10x10"
-    return facts_of(
-        "\n".join(line + products if "bytes=" in line and "input" not in line else line for line in text.splitlines())
-    )
+    lines = (line + products * ("bytes=" in line and "input" not in line) for line in text.splitlines())
+    return facts_of("\n".join(lines))
 
 
 @cache

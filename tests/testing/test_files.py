@@ -164,9 +164,8 @@ def test_an_error_of_an_included_file_belongs_to_its_include(tmp_path):
     ids=["once it matches", "not if nothing includes it", "of a bundled policy by its name", "a scheduling line"],
 )
 def test_a_rule_is_covered_once_it_matches(tmp_path, policy, cover, rules, missing):
-    name, text = (
-        ("order.apl", ORDER) if "order" in policy else ("mine.apl", "save mm\noptional save bmm\nrecompute sin\n")
-    )
+    mine = "save mm\noptional save bmm\nrecompute sin\n"
+    name, text = ("order.apl", ORDER) if "order" in policy else ("mine.apl", mine)
     (tmp_path / name).write_text(text)
     graph = {"graph": steps()} if "order" in policy else {}
     result = run(tmp_path, page(policy, **graph), cover=[cover if cover == "save_all" else str(tmp_path / cover)])

@@ -392,15 +392,12 @@ def test_another_dtype_device_or_value() -> None:
     batch, weights, _ = tree(x)
     assert "called with float64[4, 8]" in refused(step, {**batch, "x": x.double()}, weights, 0.5).details[0]
     assert "called with float32[4, 8] on meta" in refused(step, {**batch, "x": x.to("meta")}, weights, 0.5).details[0]
-    assert refused(step, {**batch, "squared": False}, weights, 0.5).details == (
-        "input[0]['squared']: traced with the bool `True`, called with the bool `False`",
-    )
-    assert refused(step, batch, weights, 0.25).details == (
-        "input[2]: traced with the float `0.5`, called with the float `0.25`",
-    )
-    assert refused(step, batch, [weights[0], 3], 0.5).details == (
-        "input[1][1]: traced with float32[8] on cpu, called with the int `3`",
-    )
+    (said,) = refused(step, {**batch, "squared": False}, weights, 0.5).details
+    assert said == "input[0]['squared']: traced with the bool `True`, called with the bool `False`"
+    (said,) = refused(step, batch, weights, 0.25).details
+    assert said == "input[2]: traced with the float `0.5`, called with the float `0.25`"
+    (said,) = refused(step, batch, [weights[0], 3], 0.5).details
+    assert said == "input[1][1]: traced with float32[8] on cpu, called with the int `3`"
 
 
 def test_too_few_and_too_many_inputs() -> None:
@@ -526,9 +523,7 @@ NO_TENSOR = "`loss_fn` returns {}, not a scalar tensor"
         (mean_square, Growing, None, "the forward replaces `cache` by a tensor of another shape or type", None),
     ],
 )  # fmt: skip
-def test_a_step_that_cannot_be_traced_is_refused(
-    loss_fn: Callable[..., Any], model: Callable[[], nn.Module], code: str | None, message: str, help: str | None
-) -> None:
+def test_a_step_that_cannot_be_traced_is_refused(loss_fn, model, code, message, help) -> None:
     diagnostic, _ = refused_step(loss_fn, model())
     assert diagnostic.message == message
     assert code in (None, diagnostic.code)

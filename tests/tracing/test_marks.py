@@ -84,9 +84,8 @@ def test_a_step_has_the_same_facts_whatever_was_traced_before_it() -> None:
     before, after = collect(first.gm), collect(trace(ZOO["gpt2"]()).gm)
     assert [column for column in fields_dict(Facts) if getattr(before, column) != getattr(after, column)] == []
     sums = [node for node in calls(first, aten.add.Tensor) if node.meta["seq_nr"] == -1]
-    assert {raw_path(node.meta) for node in sums if phase(node) == marks.BACKWARD} == {""}, (
-        "a sum of two gradients is nobody's derivative"
-    )
+    backward = {raw_path(node.meta) for node in sums if phase(node) == marks.BACKWARD}
+    assert backward == {""}, "a sum of two gradients is nobody's derivative"
 
 
 def test_a_module_that_raises_and_is_caught_leaves_its_name_nowhere() -> None:
@@ -214,9 +213,8 @@ def test_random_and_mutating_operators_are_functional_nodes() -> None:
     assert len(calls(step, aten.bernoulli.p)) == 2
     for name in ("dropout", "resnet", "counter", "gpt2"):
         for node in trace(ZOO[name]()).gm.graph.nodes:
-            mutable = (
-                node.op == "call_function" and getattr(node.target, "_schema", None) and node.target._schema.is_mutable
-            )
+            schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+            mutable = schema is not None and schema.is_mutable
             assert not mutable or (node.target is aten.copy_.default and phase(node) == marks.EPILOGUE), node.name
 
 

@@ -156,9 +156,8 @@ def test_overlap_is_as_good_in_the_deepest_model() -> None:
     for layers in (80, 90, 110, 120):
         facts = with_units(few, Repeated("layers", 0, 1, 4), layers)
         assert isinstance(facts, Facts)
-        order = plan(
-            policylang.parse("overlap collective within 1 GiB of peak"), facts, FLAT, device=load_device("h100-sxm")
-        ).order
+        policy = policylang.parse("overlap collective within 1 GiB of peak")
+        order = plan(policy, facts, FLAT, device=load_device("h100-sxm")).order
         assert order is not None
         assert order.times is not None
         steps.append((len(facts), step_time(order.facts, order.schedule, order.times).step))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Collection, Iterable
 from functools import cache
@@ -38,6 +36,7 @@ from policylang.tuning.choices import Choices, choices_of
 from policylang.tuning.program import Program, bound_of
 from tests.support.joint import capture_joints
 from tests.support.models import ZOO
+from tests.support.process import python
 from tests.support.random_flat import random_flat
 from tests.support.textgraph import CHAIN, GraphBuilder, facts_of
 from tests.tracing.test_against_eager import trace
@@ -150,9 +149,7 @@ def test_nothing_is_below_it_where_the_backward_has_dead_ends(random: Random) ->
 
 @settings(max_examples=25)
 @given(randoms, st.lists(st.integers(0, 1000), min_size=10, max_size=24), st.sampled_from([2, 4, 4, 6]))
-def test_nothing_is_below_it_on_flat_graphs_of_several_regions(
-    random: Random, numbers: list[int], segments: int
-) -> None:
+def test_nothing_is_below_it_on_flat_graphs_of_several_regions(random, numbers, segments) -> None:
     facts = collect(random_flat(numbers, segments).gm)
     if len({facts.owners[row] for row in facts.forward}) > 9:
         return
@@ -288,9 +285,7 @@ def test_hash_seeds_change_nothing() -> None:
         "assert 'torch' not in sys.modules\n"
         "print(json.dumps([program.vertices(), program.within(10**7), program.bound(10**7)]))\n"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "4321", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", script, str(SNAPSHOTS / "joint.graph")]
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    out = python("-c", script, SNAPSHOTS / "joint.graph", PYTHONHASHSEED="4321").stdout
     program = Program(choices_of(facts, times, JOINT))
     here = [program.vertices(), program.within(10**7), program.bound(10**7)]
     assert json.loads(out) == json.loads(json.dumps(here))

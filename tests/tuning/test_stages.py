@@ -63,9 +63,7 @@ def tuned(gpt2: Facts, budget: int) -> policylang.TunedPolicy:
     return policylang.tune(gpt2, peak=budget, chunk=False, **HOW)
 
 
-def test_stages_without_room_save_less_and_the_step_is_shorter_than_with_the_same_rules_in_all(
-    gpt2: Facts, budget: int, tuned: policylang.TunedPolicy
-) -> None:
+def test_stages_without_room_save_less_and_the_step_is_shorter_than_with_the_same_rules_in_all(gpt2, budget, tuned):
     made = planned(tuned.text, gpt2, 4)
     assert made.pipeline.stages == tuned.stages  # as written, and nothing else
     assert made.expectations[-1].status == "held"
@@ -126,9 +124,7 @@ def test_what_cannot_be_tuned_is_said(gpt2: Facts, asked: dict[str, object], mes
         policylang.tune(gpt2, **{**HOW, "chunk": False, **asked})
 
 
-def test_the_command_line_writes_the_policy_and_its_stages(
-    budget: int, tuned: policylang.TunedPolicy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_writes_the_policy_and_its_stages(budget, tuned, tmp_path, capsys) -> None:
     graph, written = str(GRAPHS / "gpt2.graph"), tmp_path / "tuned.apl"
     how = ["--graph", graph, "--no-project", "--device", "h100-sxm", "--no-chunk", "--peak", f"{budget} B"]
     pipeline = ["--schedule", "1f1b", "--stages", "4", "--microbatches", "8"]

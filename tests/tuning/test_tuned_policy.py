@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,11 @@ from policylang.tuning.evaluation import Besides, Budget, Infeasible
 from policylang.tuning.tuned_policy import at_most, rounded_up
 from policylang.tuning.tuner import Tuner
 from tests.graph.captured import flat_of
-from tests.support.compiled import assert_bitwise_equal, train
+from tests.support.compiled import assert_bitwise_equal, backend_for, train
 from tests.support.hand import same_bits
 from tests.support.joint import capture_joints
 from tests.support.models import ZOO
+from tests.support.process import python
 from tests.support.textgraph import facts_of
 from tests.support.tuned import tuned_facts, tuned_graph, written
 
@@ -95,11 +94,7 @@ def test_the_same_graph_gives_the_same_text_from_the_file_and_from_memory(tuned,
 def test_the_text_is_the_same_in_every_process(tuned, folder):
     program = f"import policylang; print(policylang.tune('small.graph', peak='500 MiB', device='{DEVICE}'), end='')"
     for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        run = subprocess.run(
-            [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=True
-        )
-        assert run.stdout == tuned.text
+        assert python("-c", program, cwd=folder, PYTHONHASHSEED=seed).stdout == tuned.text
 
 
 def test_what_takes_memory_beside_the_graph(folder):
@@ -108,10 +103,8 @@ def test_what_takes_memory_beside_the_graph(folder):
     assert "of it       " in found.text
     assert "128 MiB of optimizer state (adamw) and 5% in reserve" in found.text
     # 800 MiB × 0.95 − 128 MiB
-    promise = (
-        "expect peak <= 632 MiB  # of the graph: 800 MiB less 128 MiB of optimizer state (adamw) and 5% in reserve"
-    )
-    assert found.text.splitlines()[-1] == promise
+    promise = "# of the graph: 800 MiB less 128 MiB of optimizer state (adamw) and 5% in reserve"
+    assert found.text.splitlines()[-1] == f"expect peak <= 632 MiB  {promise}"
 
 
 def test_a_budget_of_saved_bytes(folder):
@@ -157,9 +150,8 @@ def test_a_budget_that_no_policy_meets(folder):
     assert found.code == "APL625"
     smallest = policylang.tune(folder / "small.graph", peak="1 GiB", device=DEVICE, table=True).table[0]
     least = f"{smallest.peak / MIB:.1f} MiB".replace(".0 ", " ")
-    assert found.message == (
-        f"no policy keeps the peak within 200 MiB: the smallest is {least}, at `{smallest.peak_at}`"
-    )
+    said = f"no policy keeps the peak within 200 MiB: the smallest is {least}, at `{smallest.peak_at}`"
+    assert found.message == said
     assert found.details[0] == f"alive there, {least}:"
     assert "  64 MiB parameters" in found.details
     assert found.help == f"the least that can be met is a peak of {least}"
@@ -379,7 +371,7 @@ def test_a_flat_graph_has_the_bits_that_it_had(name: str) -> None:
 def test_a_compiled_step_has_the_bits_that_it_had(name: str) -> None:
     module, inputs, _ = ZOO[name]()
     text = _halfway(collect(capture_joints(module, inputs)[0].gm), JOINT)
-    tuned = policylang.backend(policylang.parse(text), inner="aot_eager")
+    tuned = backend_for(text)
     without = train(ZOO[name](), lambda model: torch.compile(model, backend="aot_eager"))
     assert_bitwise_equal(without, train(ZOO[name](), lambda model: torch.compile(model, backend=tuned)))
 

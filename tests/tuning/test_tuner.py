@@ -206,9 +206,8 @@ def test_a_graph_with_nothing_to_decide_is_saved(text: str) -> None:
 
 
 def test_the_users_own_checkpoint_is_overridden() -> None:
-    tagged = "\n".join(
-        f"{line} tag=PREFER_RECOMPUTE" if " layers." in line else line for line in stacked_text(4).splitlines()
-    )
+    lines = (line + " tag=PREFER_RECOMPUTE" * (" layers." in line) for line in stacked_text(4).splitlines())
+    tagged = "\n".join(lines)
     facts = facts_of(tagged)
     found = Tuner(facts, node_times(facts, DEVICE), JOINT).tuned(Budget("peak", 10**6))
     assert found.chosen.rules == "override save everything\n"

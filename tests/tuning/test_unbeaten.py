@@ -3,10 +3,9 @@ the search composes more than they come to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from random import Random
-from typing import Literal
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import is_error
 from policylang.language.files import bundled_policies
 from policylang.language.syntax import Policy
-from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
+from policylang.planning.capabilities import EAGER, FLAT, JOINT
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
 from policylang.simulation.node_times import node_times
@@ -91,9 +90,7 @@ def resnet() -> Facts:
         pytest.param(resnet, "peak", (0.02, 0.3, 0.5, 0.8), marks=pytest.mark.slow),
     ],
 )
-def test_nothing_that_fits_beats_what_is_chosen(
-    graph: Callable[[], Facts], figure: Literal["peak", "saved"], shares: Sequence[float]
-) -> None:
+def test_nothing_that_fits_beats_what_is_chosen(graph, figure, shares) -> None:
     facts, device = graph(), read_device("h100-sxm")
     tuner = Tuner(facts, node_times(facts, device), FLAT)
     least, most = tuner.smallest(Budget(figure, 0)), tuner.save_all
@@ -117,9 +114,7 @@ def test_nothing_that_fits_beats_what_is_chosen(
         pytest.param("gpt2", FLAT, (0.3, 0.6), marks=pytest.mark.slow),
     ],
 )
-def test_a_tuned_policy_is_near_the_exact_optimum_in_few_lines(
-    name: str, path: Capabilities, shares: Sequence[float]
-) -> None:
+def test_a_tuned_policy_is_near_the_exact_optimum_in_few_lines(name, path, shares) -> None:
     facts = read_any(f"docs/graphs/{name}.graph")
     times = node_times(facts, read_device("h100-sxm"))
     tuner = Tuner(facts, times, path)
@@ -187,9 +182,7 @@ def policies(count: int) -> Iterator[Policy]:
         ),
     ],
 )
-def test_no_policy_that_comes_along_or_is_generated_beats_what_is_tuned_for_its_peak(
-    name: str, path: Capabilities | None, count: int
-) -> None:
+def test_no_policy_that_comes_along_or_is_generated_beats_what_is_tuned_for_its_peak(name, path, count) -> None:
     facts = read_any(f"docs/graphs/{name}.graph")
     path = path or (JOINT if facts.kind is GraphKind.JOINT else FLAT)
     tuner = Tuner(facts, node_times(facts, read_device("h100-sxm")), path)

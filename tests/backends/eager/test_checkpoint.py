@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import policylang
 from policylang.errors import PolicyGraphError, PolicyMatchError, PolicyWarning
 from tests.support import models
+from tests.support.drawn import slow
 from tests.support.models import Function
 
 SAC = """
@@ -56,9 +57,7 @@ def same(left: tuple[Tensor, dict[str, Tensor]], right: tuple[Tensor, dict[str, 
     return torch.equal(left[0], right[0]) and all(torch.equal(left[1][name], right[1][name]) for name in left[1])
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "mixtral", "bart"))]
-)
+@pytest.mark.parametrize("name", ["llama", "gpt2", *map(slow, ("qwen3", "mixtral", "bart"))])
 @pytest.mark.parametrize("text", [SAC, LOOKING_AHEAD], ids=["sac", "looking ahead"])
 def test_real_models_train_on_the_same_bits(name: str, text: str) -> None:
     example = models.ZOO[name]()

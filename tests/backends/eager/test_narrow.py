@@ -53,9 +53,8 @@ def test_the_same_bits_as_by_hand(form: NarrowForm, products: bool, crossing: bo
     report = policylang.report(model)
     kept = products * [(32, 64), (32, 64)] + crossing * [(32, 16)]
     assert report.saved.bytes == sum(form.bytes(each, each[0] * each[1]) for each in kept)
-    assert sum(each.narrowed_bytes or 0 for each in report.rules) + report.saved.bytes == sum(
-        4 * rows * columns for rows, columns in kept
-    )
+    saved = sum(each.narrowed_bytes or 0 for each in report.rules) + report.saved.bytes
+    assert saved == sum(4 * rows * columns for rows, columns in kept)
     assert report.audit.agrees
 
 
@@ -138,9 +137,8 @@ def test_a_view_that_a_block_returns_stays_as_it_is() -> None:
     model, _, x = pair()
     for layer in model.layers:
         layer.__class__ = Turned
-    policylang.checkpoint_model(
-        model, policylang.parse("recompute everything in block\nsave clone in block as bfloat16")
-    )
+    text = "recompute everything in block\nsave clone in block as bfloat16"
+    policylang.checkpoint_model(model, policylang.parse(text))
     model(x).sum().backward()
     assert any("a view with other rows, which the next" in each for each in policylang.report(model).notes)
     assert policylang.report(model).audit.agrees

@@ -250,9 +250,8 @@ def test_threads_train_their_own_models_and_one_that_they_share() -> None:
             failed.append(error)
 
     for own in (True, False):
-        threads = [
-            threading.Thread(target=work, args=(seed, checkpointed(Model()) if own else shared)) for seed in range(6)
-        ]
+        given = [(seed, checkpointed(Model()) if own else shared) for seed in range(6)]
+        threads = [threading.Thread(target=work, args=each) for each in given]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -529,13 +528,11 @@ class Annotated(Layer):
 
 
 def test_what_the_model_annotates_is_found() -> None:
-    model = policylang.checkpoint_model(
-        Model(Annotated), policylang.parse("recompute everything in block\nsave addmm in up where annotated narrow")
-    )
+    policy = policylang.parse("recompute everything in block\nsave addmm in up where annotated narrow")
+    model = policylang.checkpoint_model(Model(Annotated), policy)
     model(batch(0)).sum().backward()
     report = policylang.report(model)
     assert (report.rules[1].matched, report.rules[1].decided) == (2, 2)
+    wide = policylang.checkpoint_model(Model(Annotated), policylang.parse("save everything where annotated wide"))
     with pytest.raises(policylang.PolicyMatchError, match=r"annotations of forward nodes: narrow \(2\)"):
-        policylang.checkpoint_model(Model(Annotated), policylang.parse("save everything where annotated wide"))(
-            batch(0)
-        ).sum().backward()
+        wide(batch(0)).sum().backward()

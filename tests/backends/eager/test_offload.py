@@ -479,9 +479,7 @@ class FakeStream:
         return self
 
 
-def test_a_copy_leaves_device_and_stream_as_they_were_and_is_awaited_by_what_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_copy_leaves_device_and_stream_as_they_were_and_is_awaited_by_what_computed(monkeypatch) -> None:
     accelerator = Accelerator()
     for name in ("current_stream", "set_stream", "device_index"):
         monkeypatch.setattr(torch.accelerator, name, getattr(accelerator, name))

@@ -275,9 +275,7 @@ def test_a_block_that_runs_again_before_its_backward(state: str, order: str) -> 
     looks_from=st.sampled_from([0, first_call._LOOKS_FROM]),
 )
 @settings(max_examples=25)
-def test_random_states_are_right_or_refused(
-    programs: list[list[str]], policy: str, order: str, shared: bool, looks_from: int
-) -> None:
+def test_random_states_are_right_or_refused(programs, policy, order, shared, looks_from) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(first_call, "_LOOKS_FROM", looks_from)  # with what is thrown away let go at once
         try:

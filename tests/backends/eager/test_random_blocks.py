@@ -140,9 +140,7 @@ def forwards_first(model: nn.Module, number: int) -> Tensor:
     run=st.sampled_from([plainly, forwards_first]),
 )
 @settings(max_examples=examples(25, 60))
-def test_random_blocks_train_on_the_same_bits(
-    programs: list[list[str]], ground: str, rules: list[str], run: Callable[[nn.Module, int], Tensor]
-) -> None:
+def test_random_blocks_train_on_the_same_bits(programs, ground, rules, run) -> None:
     # what writes, a counter or an assertion, is never recomputed; `optional` leaves it saved
     text = "\n".join(["blocks layers.*", f"optional {ground}", *rules])
     expected, model = Model(programs), policylang.checkpoint_model(Model(programs), policylang.parse(text), strict=True)
@@ -175,9 +173,7 @@ NARROWED = ("everything", "everything where crosses block", "sin, cos, exp, addm
     run=st.sampled_from([plainly, forwards_first]),
 )
 @settings(max_examples=examples(15, 1000))
-def test_what_is_narrowed_is_asked_for_where_it_was(
-    programs: list[list[str]], rules: list[str], narrowed: str, form: str, run: Callable[[nn.Module, int], Tensor]
-) -> None:
+def test_what_is_narrowed_is_asked_for_where_it_was(programs, rules, narrowed, form, run) -> None:
     """With a form that loses nothing in its place, whose bytes the audit notices, the bits are those without it."""
     where = narrowed.replace(" where", " in block where") if "where" in narrowed else f"{narrowed} in block"
     lines = ["blocks layers.*", "optional recompute everything in block", *rules, f"optional save {where} as {form}"]
@@ -316,9 +312,7 @@ READ_TWICE = {of_the_outer_block, of_the_outer_block_and_again}
 @pytest.mark.parametrize("early_stop", [True, False])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_blocks_that_differentiate_inside_one_another(
-    shape: Callable[[Around], Function], policy: str, early_stop: bool
-) -> None:
+def test_blocks_that_differentiate_inside_one_another(shape, policy, early_stop) -> None:
     """The first call is observed, the others follow a plan."""
 
     def gradients(function: Function) -> list[Tensor]:

@@ -144,9 +144,8 @@ def test_what_is_written_to_between_two_parts_is_an_error() -> None:
     left.sum().backward()
     with torch.no_grad():
         under.layers[0].other.weight.add_(1)
-    with pytest.raises(
-        PolicyGraphError, match=r"APL395.*shape \[8, 8\] that another backward has recomputed, and that"
-    ):
+    said = r"APL395.*shape \[8, 8\] that another backward has recomputed, and that"
+    with pytest.raises(PolicyGraphError, match=said):
         right.sum().backward()
 
 

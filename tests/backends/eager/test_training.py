@@ -43,9 +43,8 @@ def compare(
     """Without checkpoints, with torch's own, and under the policy."""
     expected = eager.train(eager.twin(example.module), run)
     if plain:
-        assert (
-            eager.differences(expected, eager.train(eager.plainly_checkpointed(eager.twin(example.module)), run)) == []
-        )
+        plainly = eager.train(eager.plainly_checkpointed(eager.twin(example.module)), run)
+        assert eager.differences(expected, plainly) == []
     under_policy = policylang.checkpoint_model(eager.twin(example.module), policy)
     assert eager.differences(expected, eager.train(under_policy, run)) == []
     report = policylang.report(under_policy)
@@ -180,9 +179,8 @@ def test_dropout_without_preserve_rng_state(policy: Policy) -> None:
     under_policy = eager.twin(example.module)
     for block in eager.blocks_of(under_policy):
         context_fn = policylang.context_fn(policy, under_policy)
-        block.forward = partial(
-            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn
-        )
+        options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": context_fn}
+        block.forward = partial(checkpoint, block.forward, **options)
     assert eager.differences(expected, eager.train(under_policy, run)) == []
 
 

@@ -129,9 +129,8 @@ def random_edit(draw: Callable[[st.SearchStrategy[Any]], Any], facts: Facts) -> 
     readers = [user for row in results for user in facts.users[row] if user not in dead]
     latest = min([*readers, len(facts) - 1])
     backward = all(facts.phases[row] == Phase.BACKWARD for row in results)
-    sources = [
-        row for row in started if row < latest and row not in dead and (backward or facts.phases[row] != Phase.BACKWARD)
-    ]
+    earlier = (row for row in started if row < latest and row not in dead)
+    sources = [row for row in earlier if backward or facts.phases[row] != Phase.BACKWARD]
     chosen = draw(st.lists(st.sampled_from(sources), min_size=1, max_size=3, unique=True))
     before = draw(st.integers(max(chosen) + 1, latest))
     setting = Setting(facts, 0, HALF, {}, Prover(), facts.groups, ConsensusRound(False))
@@ -326,9 +325,8 @@ def test_a_wrong_pairing_is_caught_by_the_proof(registered: None) -> None:
 
 def test_what_a_registered_kind_looks_for_is_said_where_nothing_is_found(registered: None) -> None:
     made = plan(asking(), EveryRank((2, 2), lambda builder: [builder.scatter(builder.shard, 0)]).facts(0), HALF)
-    assert [found.details for found in made.diagnostics] == [
-        ("all_gather: 0 nodes", "no two gathers of this graph stand side by side")
-    ]
+    (found,) = made.diagnostics
+    assert found.details == ("all_gather: 0 nodes", "no two gathers of this graph stand side by side")
 
 
 def test_the_audit_of_a_flat_graph_holds_for_it(registered: None) -> None:

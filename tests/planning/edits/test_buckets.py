@@ -150,9 +150,7 @@ def written_between(builder: Builder) -> Sequence[fx.Node]:
 def test_nothing_is_read_before_it_is_written() -> None:
     edits = carried_out(EveryRank((3,), written_between), "bucket all_gather up to 1 MiB")
     assert not edits.done
-    assert {each.reason for each in edits.refused} == {"memory is written: mul__tensor"} or {
-        each.reason.partition(":")[0] for each in edits.refused
-    } == {"memory is written"}
+    assert {each.reason.partition(":")[0] for each in edits.refused} == {"memory is written"}
 
 
 def test_the_size_of_a_group_without_known_ranks_is_what_its_calls_say() -> None:
@@ -225,9 +223,8 @@ def test_no_bucket_is_larger_than_the_limit() -> None:
     ranks = EveryRank((3,), blocks_of_weights(4, blocks))
     facts = ranks.facts(0)
     for limit in (50, 59, 96, 100, 132, 200):
-        edits, after = plan_edits(
-            policylang.parse(f"optional bucket all_gather up to {limit} B"), facts, HALF, None, picking(blocks)
-        )
+        policy = policylang.parse(f"optional bucket all_gather up to {limit} B")
+        edits, after = plan_edits(policy, facts, HALF, None, picking(blocks))
         assert edits.done or limit < 96
         for edit in edits.done:
             assert sum(facts.bytes[facts.index[name]] for name in edit.collectives) <= limit
@@ -467,9 +464,7 @@ def test_a_length_of_one_in_front_of_a_part_of_a_bucket() -> None:
 
 @pytest.mark.parametrize("kind", ["gather", "scatter", "reduce"])
 @drawn(10, 300, members, st.sampled_from((1, 2, 3)))
-def test_strides_are_those_of_torchs_operators(
-    kind: str, drawn: list[tuple[tuple[int, ...], list[tuple[str, int]]]], ranks: int
-) -> None:
+def test_strides_are_those_of_torchs_operators(kind, drawn, ranks) -> None:
     check(kind, drawn, ranks)
 
 
@@ -562,8 +557,6 @@ LINES = (
     st.lists(st.integers(0, 60), min_size=1, max_size=4, unique=True),
     st.sampled_from(LINES),
 )
-def test_every_value_of_a_random_program_is_what_it_was(
-    shape: tuple[int, ...], steps: list[Step], returned: list[int], text: str
-) -> None:
+def test_every_value_of_a_random_program_is_what_it_was(shape, steps, returned, text) -> None:
     blocks: dict[str, int] = {}
     carried_out(EveryRank(shape, random_program(steps, returned, blocks)), text, blocks)

@@ -89,9 +89,7 @@ class GatheredAndCut:
         *(pytest.param(*each, marks=pytest.mark.slow) for each in product(SQUARE[1:], (False, True), (0, 1))),
     ],
 )
-def test_a_cut_at_the_place_in_another_dimension_is_left_on_every_rank(
-    shape: tuple[int, ...], piece: bool, dim: int
-) -> None:
+def test_a_cut_at_the_place_in_another_dimension_is_left_on_every_rank(shape, piece, dim) -> None:
     """On a square mesh the two places are equal on some ranks, which would take their gather out alone."""
     for gathered, place_in in product(range(len(shape)), repeat=2):
         ranks = EveryRank(shape, GatheredAndCut(gathered, place_in, dim, piece))
@@ -306,9 +304,7 @@ policies = st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=4).map("\n
 
 
 @drawn(12, 400, programs, policies, st.sampled_from(SHAPES if SEARCHES else SHAPES[:1] + SHAPES[3:]), st.booleans())
-def test_any_statements_in_any_order_on_random_chains(
-    program: Chain, text: str, shape: tuple[int, ...], known: bool
-) -> None:
+def test_any_statements_in_any_order_on_random_chains(program, text, shape, known) -> None:
     check(EveryRank(shape, program, known=known), policylang.parse(text))
 
 
@@ -401,9 +397,7 @@ def test_the_reason_of_every_refusal(key: str, name: str, text: str, able: Capab
         pytest.param("bucket all_gather up to 64 MiB", "all_gather", 480, 188, None, marks=pytest.mark.slow),
     ],
 )
-def test_the_collectives_of_a_recorded_backward_become_fewer(
-    line: str, kind: str, before: int, after: int, most: int | None
-) -> None:
+def test_the_collectives_of_a_recorded_backward_become_fewer(line, kind, before, after, most) -> None:
     """Llama-3 8B on 128 ranks: what computes a block is told by what it reads, since its nodes name no module."""
     facts = shared_facts(BACKWARD, True)
     policy = policylang.parse(line)
@@ -412,9 +406,8 @@ def test_the_collectives_of_a_recorded_backward_become_fewer(
     assert count == [before, after]
     assert all(row > max(found.inputs[row], default=-1) for row in range(len(found)))
     assert all(edit.proof.ranks == len(edit.groups[0].ranks) in (8, 16, 128) for edit in edits.done)
-    assert (edits, list(found.names)) == (lambda again: (again[0], list(again[1].names)))(
-        plan_edits(policy, facts, HALF, None, picking())
-    )
+    again, other = plan_edits(policy, facts, HALF, None, picking())
+    assert (edits, list(found.names)) == (again, list(other.names))
     if most is not None:
         groups = Counter(edit.groups[0].name for edit in edits.done)
         assert max(groups.values()) <= 32
@@ -428,9 +421,8 @@ def test_a_recorded_graph_comes_out_as_planned(line: str) -> None:
     facts = collect(gm, groups=groups)
     policy = policylang.parse(line)
     edits, after = plan_edits(policy, facts, HALF, None, picking())
-    made = evolve(
-        make_plan(policylang.parse("undecided -> save"), facts, HALF), policy=policy, edits=edits, facts=after
-    )
+    made = make_plan(policylang.parse("undecided -> save"), facts, HALF)
+    made = evolve(made, policy=policy, edits=edits, facts=after)
     assert len(edits.done) > 10
     assert apply_edits(gm, made) == ()
     assert_facts_hold(gm, made, groups=groups)

@@ -256,9 +256,8 @@ def test_ranks_that_gather_in_different_orders() -> None:
     mesh = Mesh(("dp", "tp"), (2, 2), (0, 3, 1, 2))
     line = Line(mesh, (2, 3))
     line.groups = {name: evolve(group, ranks=tuple(sorted(group.ranks))) for name, group in line.groups.items()}
-    assert reasons(line.gather("tp").gather("dp").facts()) == [
-        "ranks of groups `tp` and `dp` gather in different orders"
-    ]
+    (reason,) = reasons(line.gather("tp").gather("dp").facts())
+    assert reason == "ranks of groups `tp` and `dp` gather in different orders"
 
 
 def test_a_line_that_finds_nothing_is_an_error_and_one_that_is_refused_a_warning() -> None:
@@ -486,9 +485,8 @@ def test_what_lies_between_is_done_to_the_part(at_rank) -> None:
     at = ranks.place["tp"]
     made = ranks.planned(lambda value: ranks.gathered(value, 0, "tp").t()[:, at * ROWS : (at + 1) * ROWS].sin())
     (edit,) = made.edits.done
-    assert [(node.target, node.shape, node.stride) for node in edit.nodes] == [
-        ("aten.permute.default", (COLUMNS, ROWS), (1, COLUMNS))
-    ]
+    (node,) = edit.nodes
+    assert (node.target, node.shape, node.stride) == ("aten.permute.default", (COLUMNS, ROWS), (1, COLUMNS))
 
 
 @needs_traced_meshes

@@ -1,9 +1,6 @@
 """What has to run before what, the list scheduler within it, and the graph as it runs under decisions."""
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +38,7 @@ from tests.support.drawn import drawn
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, flat_graph
 from tests.support.models import Example, dropout, flex, gpt2, llama, resnet
 from tests.support.orders import by_edges, calls, collectives, every_order, in_order, sending
+from tests.support.process import python
 from tests.support.random_flat import random_flat
 from tests.support.textgraph import GraphBuilder, facts_of
 
@@ -257,9 +255,7 @@ def test_all_pairs(facts: Facts, drawn: list[int]) -> None:
 
 @given(st.lists(st.integers(0, 63), min_size=12, max_size=60), st.integers(2, 5), st.randoms(use_true_random=False))
 @drawing
-def test_any_order_that_it_allows_computes_the_same_bits(
-    drawn: list[int], segments: int, chance: random.Random
-) -> None:
+def test_any_order_that_it_allows_computes_the_same_bits(drawn, segments, chance) -> None:
     flat = random_flat(drawn, segments)
     facts = collect(flat.gm)
     expected, written = _run(flat.fresh())
@@ -393,9 +389,7 @@ def on_the_way(facts: Facts, order: Sequence[int]) -> int:
 
 
 @drawn(30, 5000, sending(), st.data())
-def test_it_runs_everything_once_after_what_it_needs_within_its_limits_and_exposes_no_more(
-    drawn: tuple[Facts, NodeTimes], data: st.DataObject
-) -> None:
+def test_it_runs_everything_once_after_what_it_needs_within_its_limits_and_exposes_no_more(drawn, data) -> None:
     facts, times = drawn
     given_order = calls(facts)
     moving = [row for row in collectives(facts) if data.draw(st.integers(0, 4))]
@@ -568,17 +562,8 @@ def test_every_process_comes_to_the_same_order(tmp_path: Path) -> None:
         "times = node_times(facts, device('h100-sxm'))\n"
         "print(overlapped(facts, calls, dependencies(facts), times, sent, OverlapLimits(2**30, 2**34)))\n"
     )
-    outputs = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("0", "1")
-    ]
-    assert outputs[0] == outputs[1] != ""
+    first, second = (python("-c", program, PYTHONHASHSEED=seed).stdout for seed in "01")
+    assert first == second != ""
 
 
 RECORDED = Path(__file__).parents[2] / "data"
