@@ -117,12 +117,12 @@ class Fitted:
 
 @frozen(eq=False)
 class Subject:
-    """What is fitted: how to make its step at some sizes."""
+    """A training step to fit, which is made at given sizes."""
 
     name: str
     make: Callable[[StepSizes], Parts | TracedStep]
     varies: frozenset[str] = frozenset()
-    """Of ``sequence`` and ``batch`` those that it can be made at."""
+    """The sizes, among ``sequence`` and ``batch``, that it takes."""
     loss: str = "model(**batch).loss"
     """In Python."""
 
@@ -312,7 +312,7 @@ def _places(facts: Facts, lists: Sequence[str]) -> list[_Place]:
 
 
 def _forms(facts: Facts, lists: Sequence[str]) -> dict[tuple[str, int], tuple[list[Any], list[Any]]]:
-    """Of each layer its operators, in the forward and in the backward: layers that have the same are alike."""
+    """The operators of each layer, in the forward and in the backward: layers that have the same are alike."""
     found: dict[tuple[str, int], tuple[list[Any], list[Any]]] = {}
     for row, place in enumerate(_places(facts, lists)):
         if place.list and facts.ops[row] == "call_function":

@@ -77,9 +77,8 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
         )
     findings = [found for found in findings if not found.report.half]  # no policy is planned on the others
     if not findings:
-        raise nothing(
-            "no graph was planned yet", "run the compiled model forward with gradients first, then take the snapshot"
-        )
+        help = "run the compiled model forward with gradients first, then take the snapshot"
+        raise nothing("no graph was planned yet", help)
     findings = list({id(found): found for found in findings}.values())  # blocks that share a graph are one file
     known = [found.facts for found in findings if found.facts is not None]
     if len(known) < len(findings):

@@ -264,7 +264,7 @@ class WatchedRun:
         return module.register_forward_pre_hook(before), module.register_forward_hook(after)
 
     def _held(self) -> Iterator[torch.Tensor]:
-        """What is there before a step, but for its batch."""
+        """Parameters, gradients, buffers and optimizer state: the memory in use before a step, without its batch."""
         for parameter in self._model.parameters():
             yield parameter
             if parameter.grad is not None:
@@ -277,7 +277,7 @@ class WatchedRun:
             yield from (each for each in own.values() if isinstance(each, torch.Tensor))
 
     def _warn(self) -> None:
-        """Of the recipe's ``expect peak``: it is about the graph, without the optimizer's state."""
+        """Warn where the graph, without the optimizer's state, exceeds the recipe's ``expect peak``."""
         found = self._graph
         for limit in (self._planned or {}).get("limits", ()):
             if found > limit["bytes"]:
@@ -286,9 +286,8 @@ class WatchedRun:
                 message = f"the first step took {said}, and `{limit['text']}` ({limit['source']}) allows less"
                 planned = format_quantity(self._planned["peak_bytes"], "bytes")
                 details = [f"planned: {planned}, at `{self._planned['peak_at']}`"]
-                details += [
-                    f"most there by `{line['text']}` ({line['source']})" for line in self._planned["at_peak"][:1]
-                ]
+                first = self._planned["at_peak"][:1]
+                details += [f"most there by `{line['text']}` ({line['source']})" for line in first]
                 help = "tune again for what was seen: `policylang tune --measured run.json`"
                 problem = diagnose(BROKEN, message, help=help, details=tuple(details))
                 warnings.warn(str(PolicyError([problem])), PolicyWarning, stacklevel=4)
@@ -386,7 +385,7 @@ def planned_figures(policy: Policy, graph: Any, path: PathName, device: DeviceLi
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Of each memory once; of a DTensor what this rank has."""
+    """Bytes of the storages, each counted once; a DTensor counts with its local shard."""
     plain, _ = take_apart([each.detach() for each in tensors])
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in plain}
     return sum(storages.values())

@@ -248,9 +248,8 @@ class _OrderReader:
 
     def other_edges(self) -> Iterator[Diagnostic]:
         facts = self.facts
-        subjects = {
-            facts.names[row] for row, op in enumerate(facts.ops) if op == "call_function" and self._is_subject(row)
-        }
+        calls = (row for row, op in enumerate(facts.ops) if op == "call_function")
+        subjects = {facts.names[row] for row in calls if self._is_subject(row)}
         for node in self.graph.nodes:
             row = facts.index.get(node.name)
             if row is None or node.op == "placeholder" or facts.flags[row] & Flag.RANDOM:

@@ -223,9 +223,8 @@ def moves_otherwise(
             if copy.awaited > found.begins:
                 alive.add(root)
         if root in alive or found.held.get(root, -1) > found.begins:
-            yield say.of_row(
-                NOT_FREED, plan, row, f"was {_outcome(plan, row).word} and is held on the device all the same"
-            )
+            said = f"was {_outcome(plan, row).word} and is held on the device all the same"
+            yield say.of_row(NOT_FREED, plan, row, said)
     for copy in found.copies:
         written = found.written.get(roots[copy.row], -1) if copy.row >= 0 else -1
         if written > copy.started:

@@ -178,9 +178,8 @@ class _Rematerializer:
         if values:
             hosts = copy_out(self.graph, self.schedule, self.ran, values)
             regions = self.in_region
-            copy_in(
-                self.graph, self.schedule, self.ran, values, self.facts.dtypes, hosts, lambda node: regions.get(node, 0)
-            )
+            dtypes = self.facts.dtypes
+            copy_in(self.graph, self.schedule, self.ran, values, dtypes, hosts, lambda node: regions.get(node, 0))
         self._mark_saved()
         graphs.recompile_when_called(self.gm)
 

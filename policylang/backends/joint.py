@@ -487,9 +487,8 @@ class JointPartitioner:
         **options: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split ``gm``; ``options`` (such as Inductor's ``compiler``) change no plan. Raises as ``partition`` does."""
-        partition = self.partition(
-            gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
-        )
+        static = static_lifetime_input_indices
+        partition = self.partition(gm, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static)
         return partition.forward, partition.backward
 
     def plan(

@@ -237,9 +237,8 @@ def _edit(state: State, changes: Sequence[TextChange], versioned: bool) -> types
     documents: list[types.TextDocumentEdit] = []
     for uri, made in edits.items():
         version = document.version if uri == document.uri else None
-        documents.append(
-            types.TextDocumentEdit(types.OptionalVersionedTextDocumentIdentifier(uri, version), list(made))
-        )
+        identifier = types.OptionalVersionedTextDocumentIdentifier(uri, version)
+        documents.append(types.TextDocumentEdit(identifier, list(made)))
     return types.WorkspaceEdit(document_changes=documents)
 
 

@@ -125,9 +125,9 @@ def _register_answers(server: PolicyServer) -> None:
         state = await _settled(server, params.text_document.uri)
         return hints(state, *_offsets(state, params.range), markdown=server.markdown)
 
-    @server.feature(
-        types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=TRIGGERS, resolve_provider=True)
-    )
+    completing = types.CompletionOptions(trigger_characters=TRIGGERS, resolve_provider=True)
+
+    @server.feature(types.TEXT_DOCUMENT_COMPLETION, completing)
     def completed(params: types.CompletionParams) -> types.CompletionList:
         trigger = None if params.context is None else params.context.trigger_character
         return completion(*at(params), trigger=trigger)

@@ -101,9 +101,8 @@ class Article:
 
 def _markdown(line: str) -> str:
     parts = _CODE.split(line)
-    return "".join(
-        layout.code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts)
-    )
+    written = (layout.code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts))
+    return "".join(written)
 
 
 MINUS = "\N{MINUS SIGN}"

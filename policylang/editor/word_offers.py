@@ -472,9 +472,8 @@ def _largest(index: GraphIndex, name: str, number: int | None, dimension: Dimens
     counts = {float(value): count for value, count in index.values(name, number).items()}
     for value in sorted(counts, reverse=True)[:_MOST_VALUES]:
         if value > 0:
-            yield WordOffer(
-                write_quantity(value, dimension), Kind.Value, f"{counted(counts[value], 'node')} of the forward"
-            )
+            of = f"{counted(counts[value], 'node')} of the forward"
+            yield WordOffer(write_quantity(value, dimension), Kind.Value, of)
 
 
 def figure_offers(cursor: Cursor, measured: str) -> Iterator[WordOffer]:

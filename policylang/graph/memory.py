@@ -23,8 +23,8 @@ from policylang.operators import calls
 from policylang.torch_compat.graphs import mutated_input, underlying_input
 
 _MOST_EARLY_READERS = 8
-"""So many operators may read memory of the forward's own between two writes and become part of its unit. Beyond that a
-unit would tie unrelated parts of a model together, and the memory is saved instead."""
+"""The most operators that read memory between two writes and still become part of its unit. A larger unit would tie
+unrelated parts of a model together: the memory is saved instead."""
 
 
 @frozen(eq=False)

@@ -184,8 +184,8 @@ def _relative(value: Any, row: int) -> Any:
 
 
 def parted(names: Sequence[str]) -> tuple[list[str], list[int | None]]:
-    """Of each name what comes before the number at its end, and by how much that is above the last one after the same
-    beginning; None where it ends in no number."""
+    """Each name without the number at its end, and the difference of that number from the last one behind the same
+    beginning; None for a name without a number."""
     bases: list[str] = []
     steps: list[int | None] = []
     last: dict[str, int] = {}

@@ -397,9 +397,8 @@ class _Resolver:
         earlier = self.once.get(type(statement))
         if earlier is not None:
             kind = kind_of(statement)
-            message = (
-                f"a policy has one `{kind.opener if kind.rule == 'pipeline' else kind.rule.replace('_', ' ')}` line"
-            )
+            name = kind.opener if kind.rule == "pipeline" else kind.rule.replace("_", " ")
+            message = f"a policy has one `{name}` line"
             related, fixes = (Related("first written here", earlier.span),), [removed(statement.span)]
             self.diagnostics.report("APL203", message, statement.span, related=related, fixes=fixes)
             return

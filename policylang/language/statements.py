@@ -191,9 +191,8 @@ class PipelineKind(StatementKind):
             name.misnamed("APL116", f"there is no schedule `{name}`", SCHEDULES, f"they are {joined([*SCHEDULES])}")
         for given, wanted in ((into, "into"), (stages_word, "stages"), (word, "microbatches")):
             if given not in (wanted, wanted.rstrip("s")):
-                given.report(
-                    "APL010", f"`{wanted}` is to be here, not `{given}`", help=f"write `{wanted}`", write=[wanted]
-                )
+                said = f"`{wanted}` is to be here, not `{given}`"
+                given.report("APL010", said, help=f"write `{wanted}`", write=[wanted])
         numbers = predicates.integer(stages), predicates.integer(microbatches)
         return syntax.Pipeline(str(name), *numbers, span=span)
 
@@ -677,9 +676,8 @@ class _LimitRules(SelectorRules):
             message, good = f"`{dtype}` has too few bits for values of any size: it needs a scale", f"{dtype} per row"
             name.report("APL116", message, help=f"write `{good}`", write=[good])
         elif syntax.NARROW_BYTES[dtype] > 1 and per_row is not None:
-            per_row.report(
-                "APL116", f"`{dtype}` needs no scale", help="leave it out", fixes=[diagnostics.left_out(per_row.span)]
-            )
+            fixes = [diagnostics.left_out(per_row.span)]
+            per_row.report("APL116", f"`{dtype}` needs no scale", help="leave it out", fixes=fixes)
         return syntax.NarrowForm(dtype, per_row is not None, span=span)
 
     def limit(

@@ -197,9 +197,8 @@ _ALONG = {
     "aten._log_softmax": 1, "aten._softmax": 1, "aten._log_softmax_backward_data": 2, "aten._softmax_backward_data": 2,
     "aten.cumsum": 1, "aten.logcumsumexp": 1, "aten.flip": 1,
 }  # fmt: skip
-_VIEWS = frozenset(
-    f"aten.{name}" for name in ("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten")
-)
+_RESHAPES = ("view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten")
+_VIEWS = frozenset(f"aten.{name}" for name in _RESHAPES)
 RESIZED = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
 """Views that are given the shape of their result."""
 _LOSSES = frozenset(

@@ -192,9 +192,8 @@ def check_total(expectation: syntax.ExpectTotal, plan: Plan, cost: BackwardCost,
     # The block that decides: the first that fails worst, or comes nearest to failing; for `==` the first that fails.
     test = margin_of if op[0] in "<>" else lambda op, amount, limit: syntax.COMPARISONS[op](amount, limit)
     block = min(numbers(blocks), key=lambda each: test(op, by_block[each], limit))
-    return _judge(
-        expectation, by_block[block], cost, f" in block {block}", (f"block {block} is {blocks.names[block]}",)
-    )
+    details = (f"block {block} is {blocks.names[block]}",)
+    return _judge(expectation, by_block[block], cost, f" in block {block}", details)
 
 
 def _judge(

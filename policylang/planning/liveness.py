@@ -218,9 +218,8 @@ def _read_by_backward(facts: Facts) -> bytearray:
     for row in range(len(facts)):
         if phases[row] == Phase.BACKWARD:
             for source in facts.inputs[row]:
-                if phases[source] == Phase.FORWARD or (
-                    phases[source] == Phase.INPUT and facts.input_kinds[source] != InputKind.TANGENT
-                ):
+                is_given = phases[source] == Phase.INPUT and facts.input_kinds[source] != InputKind.TANGENT
+                if is_given or phases[source] == Phase.FORWARD:
                     need[source] = CERTAINLY
         elif phases[row] == Phase.OUTPUT and facts.kind is GraphKind.JOINT:
             for source in facts.inputs[row]:

@@ -48,12 +48,12 @@ class StageFigures:
     in_flight: int
     """The most microbatches whose saved values it holds at once."""
     saved: int
-    """Of all of them: at the most, with what it was sent and what it returned."""
+    """The most bytes saved for all of them, received inputs and sent outputs included."""
     peak: int
-    """Of its rank, with all of the rank's stages."""
+    """The peak of its rank, with all of the rank's stages."""
     recomputed_seconds: float | None
     step_seconds: float | None
-    """That its rank computes for it, all microbatches together."""
+    """Its rank's time for this stage, all microbatches together."""
 
 
 @frozen(eq=False)
@@ -80,11 +80,11 @@ class StageCosts:
     between: int = 0
     """The gradients that the weights' part of a split backward reads."""
     inputs_peak: int = 0
-    """Of the inputs' part, with what is saved: it frees nothing of that, and keeps what the other part reads."""
+    """The peak of the inputs' part, which frees no saved value and keeps what the weights' part reads."""
     released: int = 0
-    """Of what is saved, what that part alone reads before any gradient of a weight: a loss, mostly."""
+    """Saved bytes that the inputs' part alone reads, before any gradient of a weight: mostly the loss."""
     weights_peak: int = 0
-    """Of that part, with what is saved: what is recomputed for it, and the largest gradient."""
+    """The peak of the weights' part: saved and recomputed values, and the largest gradient."""
     first_weights_peak: int = 0
     """The same where all gradients of parameters stay."""
     sent: tuple[int, int] = (0, 0)
@@ -94,7 +94,7 @@ class StageCosts:
     per_step: int = 0
     """What a microbatch is sent, gradients too, and its inputs: a rank has buffers for all microbatches."""
     seconds: Counter[str] = field(factory=Counter)
-    """Of the forward, the inputs' and the weights' part of the backward, and recomputation: F, I, W, R."""
+    """Time of the forward (F), the inputs' and the weights' part of the backward (I, W), and recomputation (R)."""
 
     def taken(self, kind: str, is_first: bool) -> float:
         """The seconds of one action; the first stage has no gradient of an input, so it does all at the weights."""
@@ -149,11 +149,10 @@ def stage_errors(policy: Policy, selections: Selections, *, is_stage: bool) -> I
                 continue
             line = statement.span
             if part.which.of == "stage" and (pipeline is None or not pipeline.known):
-                help = (
-                    "write `schedule 1f1b into 4 stages of 16 microbatches`, or pass `--schedule` to `policylang plan`"
-                )
-                if pipeline is not None:
-                    help = "say which stage this is: `policylang.load(…, stage=0)`"
+                help = "say which stage this is: `policylang.load(…, stage=0)`"
+                if pipeline is None:
+                    write = "write `schedule 1f1b into 4 stages of 16 microbatches`"
+                    help = f"{write}, or pass `--schedule` to `policylang plan`"
                 message = f"`{line.one_line}` asks for stages, and it is not known which there are"
                 yield diagnose(UNKNOWN_STAGES, message, line, help=help)
             elif part.which.of == "block" and pipeline is not None and pipeline.stage is not None:
@@ -506,9 +505,8 @@ class _Cut:
         facts, rows = self.facts, self.schedule.rows
         own = (row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD and not self._for_inputs[row])
         found = {facts.storage_roots[source] for row in own for source in facts.inputs[facts.owners[row]]}
-        crossing = {
-            root for root, step in self._recomputing.items() if self.block_of[root] != self.block_of[rows[step]]
-        }
+        of, recomputing = self.block_of, self._recomputing
+        crossing = {root for root, step in recomputing.items() if of[root] != of[rows[step]]}
         return frozenset({*found, *self._recomputing} - crossing)
 
     @cached_property

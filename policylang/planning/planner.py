@@ -100,9 +100,8 @@ def plan(
     if policy.orders and capabilities.orders:
         line = policy.prefetch_offloaded
         ahead = None if line is None else schedule.Ahead(line.blocks, blocks.block_of)
-        order = plan_order(
-            policy, facts, schedule_of(facts, decisions, ahead), capabilities, ranks=ranks, device=used, blocks=blocks
-        )
+        steps = schedule_of(facts, decisions, ahead)
+        order = plan_order(policy, facts, steps, capabilities, ranks=ranks, device=used, blocks=blocks)
     check_cancelled()
     made = Plan(
         policy=policy,

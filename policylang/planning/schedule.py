@@ -256,22 +256,18 @@ def around_blocks(facts: Facts, blocks: BlockTable, checkpoints: Checkpoints) ->
 def beyond_one_block(policy: Policy, place: BlockContext | None) -> Iterator[Diagnostic]:
     """An error for every rule that one block cannot follow as the whole model would, and a warning for every
     expectation about the whole, unless the graph is the whole model."""
+    is_unnumbered = place is not None and not place.numbered
     for rule in policy.rules:
         for part in with_lets(policy, rule.selector):
-            if isinstance(part, Ordinal) and part.scope is Scope.GRAPH:
-                asks = "counts over the whole graph, and an eager checkpoint sees one block at a time"
-                help = "count `per block`"
-            elif (
-                isinstance(part, InBlock)
-                and part.which.of == "block"
-                and part.which.kind != "any"
-                and place is not None
-                and not place.numbered
-            ):
-                asks = "asks which block this is, and the checkpoint does not know"
-                help = "use `policylang.checkpoint_model`, or give `policylang.context_fn` the whole model"
-            else:
-                continue
+            match part:
+                case Ordinal(scope=Scope.GRAPH):
+                    asks = "counts over the whole graph, and an eager checkpoint sees one block at a time"
+                    help = "count `per block`"
+                case InBlock(which=which) if which.of == "block" and which.kind != "any" and is_unnumbered:
+                    asks = "asks which block this is, and the checkpoint does not know"
+                    help = "use `policylang.checkpoint_model`, or give `policylang.context_fn` the whole model"
+                case _:
+                    continue
             yield diagnose(PATH_CANNOT, f"`{rule.text}` {asks}", rule.span, help=help)
             break
     for expectation in policy.expectations if place is not None else ():
@@ -428,9 +424,9 @@ def build_schedule(
         steps = _with_pieces_behind(facts, _steps(facts, _Flat(facts, again).parts()), StepKind.SECOND_RUN)
         return Schedule.of(with_host_copies(facts, steps, moved, ahead), moved=moved)
     steps = with_host_copies(facts, _steps(facts, _partition_parts(facts, again)), moved, ahead)
-    return Schedule.of(
-        _with_pieces_behind(facts, steps, StepKind.FIRST_RUN) if facts.kind is GraphKind.JOINT else steps, moved=moved
-    )
+    if facts.kind is GraphKind.JOINT:
+        steps = _with_pieces_behind(facts, steps, StepKind.FIRST_RUN)
+    return Schedule.of(steps, moved=moved)
 
 
 def build_checkpointed_schedule(

@@ -317,7 +317,7 @@ def profile_lines(
         yield f"# Medians of {spread.rounds} rounds: half of the timings are within ±{spread.middle:.1%}, all within"
         yield f"# ±{spread.worst:.0%}."
     else:
-        yield "# Of one round: with more `--seconds`, medians of several, and how far they lie apart."
+        yield "# One round: with more `--seconds`, medians of several, and how far they lie apart."
     yield f"name = {json.dumps(profile.name, ensure_ascii=False)}"
     yield ""
     yield "[compute]"

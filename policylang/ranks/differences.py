@@ -98,9 +98,8 @@ def _unlike_plans(pair: Pair, one: StepContent, two: StepContent, messages: Mapp
         ours, theirs = decided
         message = f"ranks decided differently about `{ours.node}`: rank {left} {ours.did}, rank {right} {theirs.did}"
         # the lines of a policy's canonical text that name the device and its figures
-        by_device = [
-            [line for line in each.policy.splitlines() if line.startswith(("device ", "# "))] for each in (one, two)
-        ]
+        texts = (each.policy.splitlines() for each in (one, two))
+        by_device = [[line for line in text if line.startswith(("device ", "# "))] for text in texts]
         devices = _first_unlike(pair, *by_device)
         both = zip(pair, decided, strict=True)
         decisions = [f"rank {rank} {row.did}{f': {row.by}' if row.by else ''}" for rank, row in both]

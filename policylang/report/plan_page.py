@@ -120,9 +120,7 @@ def _memory_data(found: breakdown.Breakdown) -> dict[str, Any]:
         "backward": [known[name][0] for name in axis],
         "block": _coded(known[name][1] for name in axis),
         "resident": max(scenario.timeline.resident for _, scenario in sides),
-        "curves": [
-            {"name": name, "moments": _curve(scenario, place, scenario.timeline.live)} for name, scenario in sides
-        ],
+        "curves": [{"name": name, "moments": _curve(each, place, each.timeline.live)} for name, each in sides],
         "host": _curve(found.under, place, [host[step] for step in found.under.timeline.steps]) if max(host) else [],
     }
 
@@ -349,9 +347,8 @@ def _group(group: breakdown.BlockGroup, most_saved: int, most_flops: int) -> Mar
     moved = f", {layout.bytes_text(amounts.offloaded_bytes)} offloaded" if amounts.offloaded else ""
     saved = f" saved in {counted(amounts.saved, 'value')}{left}{moved}"
     took = f" in {seconds}" if (seconds := layout.seconds_text(amounts.recomputed_seconds)) else ""
-    again = (
-        f"{took} and {layout.bytes_text(amounts.recomputed_bytes)} recomputed in {counted(amounts.recomputed, 'value')}"
-    )
+    made = layout.bytes_text(amounts.recomputed_bytes)
+    again = f"{took} and {made} recomputed in {counted(amounts.recomputed, 'value')}"
     flops = format_quantity(amounts.recomputed_flops, "flops")
     bars = (
         _bar(amounts.saved_bytes / most_saved, "saved", layout.bytes_text(amounts.saved_bytes), saved),

@@ -361,9 +361,8 @@ class _Pricing:
         """True if its result is on the host and its input on a device, or the reverse."""
         facts, devices = self.facts, self.facts.devices
         source = facts.inputs[row][0] if facts.inputs[row] else row
-        if (
-            not devices[row] or not devices[source] or facts.numel[source] <= 1
-        ):  # a number on the host goes with tensors
+        is_number = facts.numel[source] <= 1  # on the host it goes with tensors
+        if is_number or not devices[row] or not devices[source]:
             return False
         return devices[source].startswith("cpu") != devices[row].startswith("cpu")
 
@@ -379,9 +378,8 @@ def lacking(times: NodeTimes, span: Span | None = None, *, copies: bool = False)
     if not missing:
         return None
     message = f"the profile of `{device.name}` has no figure for {missing[0]}"
-    return diagnose(
-        "APL159", message, span, help=_fix(times, copies), details=tuple(f"nor for {each}" for each in missing[1:])
-    )
+    details = tuple(f"nor for {each}" for each in missing[1:])
+    return diagnose("APL159", message, span, help=_fix(times, copies), details=details)
 
 
 def _fix(times: NodeTimes, copies: bool) -> str:

@@ -236,9 +236,8 @@ def _streams(facts: Facts) -> Streams:
             if facts.owners[row] in started:  # a piece of what a collective returns
                 writers.setdefault(row, []).append(facts.owners[row])
         elif facts.ops[row] == "call_function" and (target in WAITS or not returns_memory_of_input(facts, row)):
-            found = dict.fromkeys(
-                each for read in facts.inputs[row] for each in writers.get(roots[read], ()) if each != row
-            )
+            wrote = (each for read in facts.inputs[row] for each in writers.get(roots[read], ()))
+            found = dict.fromkeys(each for each in wrote if each != row)
             if found:
                 awaited[row] = tuple(found)
     return Streams(started, awaited)
@@ -375,9 +374,8 @@ def _taken_along(facts: Facts) -> bytearray:
     started, ops = streams_of(facts).started, facts.ops
     of_inputs, taken = bytearray(len(facts)), bytearray(len(facts))
     for row, op in enumerate(ops):
-        of_inputs[row] = op != "call_function" or (
-            row not in started and all(of_inputs[each] for each in facts.inputs[row])
-        )
+        made_of_inputs = row not in started and all(of_inputs[each] for each in facts.inputs[row])
+        of_inputs[row] = op != "call_function" or made_of_inputs
     for row in range(len(facts) - 1, -1, -1):
         users = facts.users[row]
         taken[row] = of_inputs[row] and bool(users) and all(each in started or taken[each] for each in users)
@@ -458,9 +456,8 @@ def _jobs(facts: Facts, times: NodeTimes) -> list[tuple[dict[str, list[Job]], fl
         longest[turn] = max(longest.get(turn, 0.0), head[row] + whole[row])
         if seconds[row]:
             follows = tail[row] if row in started else after[row]
-            found.setdefault(turn, {}).setdefault(started.get(row, "computation"), []).append(
-                (head[row], seconds[row], follows)
-            )
+            stream = found.setdefault(turn, {}).setdefault(started.get(row, "computation"), [])
+            stream.append((head[row], seconds[row], follows))
     return [(found.get(turn, {}), longest[turn]) for turn in sorted(longest)]
 
 

@@ -123,9 +123,8 @@ def built(config: Any, sizes: StepSizes) -> Parts:
     if images != (sizes.sequence is None):
         help = "leave it out: the size of an image is in the configuration" if images else "give one: `--seq 4096`"
         said = "a sequence length is given" if images else "no sequence length is given"
-        raise problem(
-            SIZES, f"{said}, and a `{config.model_type}` is trained on {'images' if images else 'text'}", help
-        )
+        trained_on = "images" if images else "text"
+        raise problem(SIZES, f"{said}, and a `{config.model_type}` is trained on {trained_on}", help)
     if longest is not None and sizes.sequence is not None and sizes.sequence > longest:
         message = f"a sequence of {sizes.sequence:,} is longer than the {longest:,} positions of the model"
         raise problem(SIZES, message, help="give a shorter one, or raise it in the configuration")
@@ -215,9 +214,8 @@ def _parallel(model: nn.Module, mesh: DeviceMesh, size: int) -> None:
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None)
         if isinstance(heads, int) and heads % size:
-            raise problem(
-                SIZES, f"{size} ranks of tensor parallelism do not divide `{name}`, {heads}", help="give fewer"
-            )
+            said = f"{size} ranks of tensor parallelism do not divide `{name}`, {heads}"
+            raise problem(SIZES, said, help="give fewer")
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     wanted: dict[str, str] = {}

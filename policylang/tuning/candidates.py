@@ -132,9 +132,8 @@ def texts_by_hand(facts: Facts, blocks: int, head: str) -> Iterator[str]:
     ``head``: the statement that names the blocks."""
     routed = dict.fromkeys(operator_name(facts.targets[row]) for row in routing_owners(facts))
     kept, also = "\nsave attention in block", "".join(f"save {name}\n" for name in routed)
-    for place in (
-        ("block", "every 2nd block", f"block{kept}", f"block{kept}\nsave matmul in block") if blocks > 1 else ()
-    ):
+    places = ("block", "every 2nd block", f"block{kept}", f"block{kept}\nsave matmul in block")
+    for place in places if blocks > 1 else ():
         yield f"{head}recompute everything in {place}\n{also}undecided -> save\n"
     for size in ("2 GiB", "1 GiB", "4 GiB", "512 MiB", "256 MiB", "8 GiB", "128 MiB", "64 MiB", "16 GiB"):
         yield f"{head}recompute everything\nsave everything where crosses cut per {size}\n{also}"
@@ -211,9 +210,8 @@ class Candidates:
         self.seconds = self.figures.price.tolist()
         self.by_time = np.lexsort((memory, self.figures.price)).tolist()
         self.by_memory = np.lexsort((self.figures.price, memory)).tolist()
-        moved = {
-            number for pattern in self.patterns for number, option in enumerate(pattern) if option == Option.OFFLOAD
-        }
+        options = (each for pattern in self.patterns for each in enumerate(pattern))
+        moved = {number for number, option in options if option == Option.OFFLOAD}
         sizes = (composition.facts.bytes[row] for each in moved for row in composition.classes.rows[each])
         self.slack = 2 * max(sizes, default=0)
         """Bytes by which what is composed may be too little: of two of the largest value that is copied, as two copies

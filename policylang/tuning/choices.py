@@ -117,9 +117,9 @@ def fixed_owners(
             moved.add(owner)
     for row in facts.forward:
         owner = owners[row]
-        if facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED) or (
-            owner == row and fixed[row] != STAYS and why_unsafe(facts, row, capabilities) is not None
-        ):
+        may_change = owner == row and fixed[row] != STAYS
+        is_unsafe = may_change and why_unsafe(facts, row, capabilities) is not None
+        if is_unsafe or facts.flags[owner] & (Flag.SYMBOLIC | Flag.SEED):
             fixed[owner] = STAYS
     return fixed, frozenset(moved)
 

@@ -153,9 +153,8 @@ def _settle(
 ) -> bool:
     """Add the groups that turn the outcomes so far into the wanted ones; False if no phrase distinguishes them."""
     for action in (Option.RECOMPUTE, Option.SAVE, Option.OFFLOAD):
-        must = sum(
-            1 << n for n in vocabulary.numbers if _asks_for(pattern[n], action) and not _is_so(pattern[n], effect[n])
-        )
+        asking = (n for n in vocabulary.numbers if _asks_for(pattern[n], action))
+        must = sum(1 << n for n in asking if not _is_so(pattern[n], effect[n]))
         if not must:
             continue
         never = sum(1 << n for n in vocabulary.numbers if not _allows(pattern[n], action))

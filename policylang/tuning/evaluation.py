@@ -188,9 +188,8 @@ class Evaluation:
         if loaded.policy is None:
             return list(loaded.diagnostics)
         policy = evolve(loaded.policy, pipeline=pipeline) if pipeline else loaded.policy
-        made = plan(
-            policy, self.facts, self.capabilities, device=self.times.device if self.ordered or pipeline else None
-        )
+        device = self.times.device if self.ordered or pipeline else None
+        made = plan(policy, self.facts, self.capabilities, device=device)
         copies = loaded.policy.offloads or self.ordered
         said = [each for each in made.diagnostics if not (copies and each.code == refusals.STAYS_ON_DEVICE)]
         return [

@@ -310,9 +310,8 @@ class Vocabulary:
         for those in some if names else ():
             glob = _braces(those) if those != names else names[0].split(".")[0] + ".*"
             for firsts, end, cost in parts:
-                mask = _mask(
-                    n for n, e in zip(self.numbers, every, strict=True) if e.stage in those and e.first in firsts
-                )
+                numbered = zip(self.numbers, every, strict=True)
+                mask = _mask(n for n, each in numbered if each.stage in those and each.first in firsts)
                 found.append((glob + end, mask, cost))
         return found
 
@@ -404,9 +403,8 @@ class Vocabulary:
             if not glob:
                 continue
             # it has no submodule with such a class: `in` says the same
-            alone = not (self.inside or glob.endswith("*")) and not any(
-                number not in within for number in numbers if self._is_in(number, glob)
-            )
+            others = (number for number in numbers if number not in within)
+            alone = not (self.inside or glob.endswith("*")) and not any(self._is_in(each, glob) for each in others)
             place = {"module": glob} if alone else {"predicate": f"module == {glob}"}
             yield Phrase(subject, _mask(within), 1.8, **place)
             positions = sorted({classes.all[number].position for number in within})

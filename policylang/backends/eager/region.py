@@ -216,9 +216,8 @@ class CheckpointRegion:
             if observation.hooked and not self.idle and any(each.requires_grad for each in returned):
                 problems.warn(problems.HOOKED.diagnostic(name=self._named(module)))
             self.idle = True
-            if not (
-                self.policy.offloads or self.policy.narrowing
-            ):  # else the next checkpoint is to move what the block returns
+            moves = self.policy.offloads or self.policy.narrowing  # then the next checkpoint moves the block's output
+            if not moves:
                 return None
         # all its ranks have run the block's collectives by now; the recomputed ones are compared before they run
         with comparing(self.topic(module), known=self.agreed, around=observation.gathered_over):

@@ -31,7 +31,7 @@ _SHARDING = frozenset(("torch", "accelerate", "deepspeed"))
 """Their objects keep state of their own, such as which weights are gathered."""
 _OF_ANY_MODULE = frozenset(nn.Module().__dict__)
 _MOST_CONTAINERS = 512
-"""So many lists, dictionaries and objects are looked at below the arguments of a call, and below attributes."""
+"""The most containers and objects that are searched below the arguments of a call, and below attributes."""
 
 MISSING = object()
 

@@ -51,9 +51,8 @@ def gathers_left(policy: syntax.Policy, facts: Facts, chains: Chains, rules: Seq
     # the forward nodes whose value the backward reads, or another value made of the same input alone
     needed = bytearray(len(facts))
     for row in reversed(facts.forward):
-        needed[row] = bool(flags[row] & Flag.FEEDS_BACKWARD) or any(
-            needed[user] and origins[user] == origins[row] for user in users[row]
-        )
+        passed_on = (user for user in users[row] if origins[user] == origins[row])
+        needed[row] = bool(flags[row] & Flag.FEEDS_BACKWARD) or any(needed[user] for user in passed_on)
     gathers = sorted(row for target, rows in facts.by_target.items() if is_all_gather(target) for row in rows)
     others = [row for row in gathers if origins[row] >= 0 and facts.input_kinds[origins[row]] in _OTHERS]
     left = [row for row in others if row not in covered and needed[row]]
@@ -113,13 +112,11 @@ def without_effect(
             value, saved = (facts.names[row] for row in keeper)
             instead = f": `{saved}`, which reads `{value}`, is saved in its place"
             help = f"let the values behind it be recomputed as well: `chain after` reaches from `{value}` to `{saved}`"
-        nothing = (
-            f"decides {refusals.forward_values(len(decided))} and changes nothing: the backward reads none of them"
-        )
+        values = refusals.forward_values(len(decided))
+        nothing = f"decides {values} and changes nothing: the backward reads none of them"
         fixes = [] if keeper is not None else [removed(rule.span)]
-        found.append(
-            diagnose(refusals.NO_EFFECT, f"`{rule.text}` {nothing}{instead}", rule.span, help=help, fixes=fixes)
-        )
+        message = f"`{rule.text}` {nothing}{instead}"
+        found.append(diagnose(refusals.NO_EFFECT, message, rule.span, help=help, fixes=fixes))
     return found
 
 

@@ -358,9 +358,8 @@ def merge_members(
     for member in members:
         node = Node(facts.names[member.source])
         shape = (ranks, member.piece) if target == SCATTER else (member.piece,)
-        flat.append(
-            node if shape == member.given else new.add(VIEW, (node, shape), shape, contiguous(shape), member.row)
-        )
+        is_flat = shape == member.given
+        flat.append(node if is_flat else new.add(VIEW, (node, shape), shape, contiguous(shape), member.row))
     shape = (ranks, total) if target == SCATTER else (total,)
     joining = (tuple(flat), 1) if target == SCATTER else (tuple(flat),)
     joined = new.add(CAT, joining, shape, contiguous(shape), like)

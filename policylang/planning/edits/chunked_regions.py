@@ -238,7 +238,7 @@ class Region:
             {row for row in self.members if facts.phases[row] == Phase.FORWARD},
         )
         at_once, made = self._needed(forward), self.members | self.waits
-        # What is stuck and waits for no slice of the backward is there before those run.
+        # Hoisted nodes that read no slice of the backward run before those slices.
         either = [row for row in self.hoisted if row in needed]
         self.hoisted = [row for row in either if row in at_once or facts.inputs[row][0] in made]
 
@@ -356,9 +356,8 @@ class Region:
     def count(self, most: int) -> int:
         """The least number of slices whose values, alive at once, are no more bytes than ``most``."""
         facts = self.facts
-        last = {
-            row: max((each for each in facts.users[row] if each in self.members), default=row) for row in self.order
-        }
+        readers = ((row, [each for each in facts.users[row] if each in self.members]) for row in self.order)
+        last = {row: max(users, default=row) for row, users in readers}
         ends: dict[int, int] = {}
         alive = peak = 0
         for row in self.order:

@@ -324,9 +324,8 @@ class _Writer:
         if not names and not kept:
             return f"{said}; no sum is split, so no bit differs"
         said += _named(names, "sum", "split")
-        said += _named(
-            self.planner.names_of(kept), "product", "scaled afterwards, and rounded unless by a power of two"
-        )
+        scaled = "scaled afterwards, and rounded unless by a power of two"
+        said += _named(self.planner.names_of(kept), "product", scaled)
         return f"{said}: bits differ there, nowhere else"
 
     def _claim(self) -> str:
@@ -460,9 +459,8 @@ class _Writer:
         parts = [_parted(shape, digit, len(digit.of(rows))) for rows in self.slices]
         slices = [self._add(VIEW, (each, part), part, row, row) for each, part in zip(slices, parts, strict=True)]
         whole = _parted(shape, digit, digit.size)
-        return self._add(
-            VIEW, (self._add(CAT, (tuple(slices), digit.dim + 1), whole, row, row), shape), shape, row, row
-        )
+        joined = self._add(CAT, (tuple(slices), digit.dim + 1), whole, row, row)
+        return self._add(VIEW, (joined, shape), shape, row, row)
 
     def _whole(self, source: int) -> Node:
         """A value of which nothing is cut."""
@@ -474,9 +472,8 @@ class _Writer:
         if row in self.region.tangents:
             return self._add(_FULL, ((), 1, dtype, None, facts.devices[row], None), (), row, row)
         given = replaced_in(facts.arguments[row], Ref, lambda source: self._whole(source.row))
-        return self._add(
-            facts.targets[row], given, facts.shapes[row] or (), row, row, stride=facts.strides[row], **more
-        )
+        shape, stride = facts.shapes[row] or (), facts.strides[row]
+        return self._add(facts.targets[row], given, shape, row, row, stride=stride, **more)
 
     def _scaled(self, row: int, kept: str) -> Node:
         """A gradient that was made with 1 in place of the incoming one, which is there now."""

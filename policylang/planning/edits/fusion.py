@@ -363,9 +363,7 @@ class GatherChains(ChainFusion):
         readers = {row: users for row, users in outside.items() if users}
         for row, users in readers.items():
             for user in users:
-                in_backward = {layout_chains.phase(facts, row), layout_chains.phase(facts, user)} == {
-                    int(Phase.BACKWARD)
-                }
+                in_backward = all(layout_chains.phase(facts, each) == Phase.BACKWARD for each in (row, user))
                 changes = facts.flags[user] & (Flag.WRITES | Flag.EFFECTFUL) or facts.ops[user] != "call_function"
                 if changes or not in_backward or facts.targets[row] == GATHER:
                     raise RefusedError(f"other consumer: {facts.names[user]}")

@@ -184,9 +184,8 @@ def breakdown(plan: Plan) -> Breakdown:
     outcomes: list[Outcome | None] = [None] * len(plan.facts)
     for outcome, rows in needs.rows.items():
         for row in rows:
-            outcomes[row] = (
-                LEFT_TO_MIN_CUT if outcome is KEPT and value_outcome.is_open(plan.decisions[row]) else outcome
-            )
+            is_left = outcome is KEPT and value_outcome.is_open(plan.decisions[row])
+            outcomes[row] = LEFT_TO_MIN_CUT if is_left else outcome
     everything = [None if decision is None else SAVED for decision in plan.decisions]
     whole = saved_and_recomputed(evolve(plan, checkpoints=None), everything)
     ordered = communication(plan)

@@ -379,9 +379,8 @@ _GRADUAL = ("bytes", "numel", "flops", "time", "time_per_gib")
 def _near_values(plan: Plan, capabilities: Capabilities, needs: BackwardCost) -> Iterator[Diagnostic]:
     """The thresholds between values that are nearly alike, and of which some are decided otherwise for it."""
     facts, policy = plan.facts, plan.policy
-    tests = {
-        id(each): each for rule in policy.rules for each in tests_of(policy, rule) if isinstance(each, syntax.Compare)
-    }
+    all_tests = (each for rule in policy.rules for each in tests_of(policy, rule))
+    tests = {id(each): each for each in all_tests if isinstance(each, syntax.Compare)}
     asked = [each for each in tests.values() if each.quantity in _GRADUAL and each.op not in ("==", "!=")]
     prices = None if plan.times is None else OperatorPrices(facts, plan.times)
     rows = [row for row in needs.all if facts.storage_roots[row] == row == facts.owners[row]]

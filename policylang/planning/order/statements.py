@@ -382,9 +382,8 @@ def plan_order(
     segments = selections.segments(edited)
     check_cancelled()
     prefetches, delays = _requests(selected, Prefetch), _requests(selected, Delay)
-    found = moves.move_collectives(
-        edited, before, segments, prefetches, delays, kept, frozenset(unknown_operators(edited))
-    )
+    unknown = frozenset(unknown_operators(edited))
+    found = moves.move_collectives(edited, before, segments, prefetches, delays, kept, unknown)
     check_cancelled()
     order, too_tight = found.order, list[TooTight]()
     line, block_of = policy.prefetch_offloaded, selections.selections(edited).blocks.block_of
