@@ -64,6 +64,7 @@ class MovedTensor:
     layout: tracing.SubclassLayout
     parts: list[Any]
     requires_grad: bool
+    is_leaf: bool
 
     @property
     def moved(self) -> Iterator[_MovedPart]:
@@ -76,11 +77,25 @@ class MovedTensor:
         yield from (part.address for part in self.parts if isinstance(part, NarrowedPart))
 
     def back(self) -> Tensor:
-        """The tensor on its device, without a history."""
+        """The tensor on its device, without its history."""
         with outside_of_modes():
             plain = [part.back() if isinstance(part, _MovedPart | NarrowedPart) else part for part in self.parts]
             found: Tensor = tracing.put_together(plain, [self.layout])[0]
-            return found.requires_grad_(self.requires_grad)
+            found.requires_grad_(self.requires_grad)
+            if self.is_leaf:
+                return found
+            with torch.enable_grad():  # autocast casts a leaf once, and what has a history each time
+                return _WithHistory.apply(found)
+
+
+class _WithHistory(torch.autograd.Function):  # type: ignore[misc]  # torch does not type it
+    @staticmethod
+    def forward(_context: Any, value: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(_context: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 def moved_in(value: Any) -> list[MovedTensor]:
@@ -154,7 +169,7 @@ class Offloading:
                     if number + each in wanted and _can_move(part):
                         value = self._instead(part, wanted[number + each])
                         now[each] = _MovedPart.of(part, value) if isinstance(value, HostValue) else value
-                        found[at] = MovedTensor(layout, now, leaf.requires_grad)
+                        found[at] = MovedTensor(layout, now, leaf.requires_grad, leaf.is_leaf)
                 number += len(plain)
         return tracing.tree_unflatten(found, spec) if moved_in(found) else value
 

@@ -93,6 +93,15 @@ class InPlace(Plain):
         return x + self.down(functional.relu(made * kept, inplace=True))
 
 
+class Cast(Plain):
+    """Casts what it takes twice, under an autocast of its own: autocast would cast a leaf once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            made = self.up(x) * self.up(x)
+        return x + self.down(made.float())
+
+
 class Model(nn.Module):
     def __init__(self, kind: type[Plain], count: int = 4) -> None:
         super().__init__()
@@ -180,7 +189,7 @@ def test_the_bits_of_plain_training(policy: str, run: Callable[[nn.Module], None
 
 
 @pytest.mark.parametrize("policy", [CROSSING, ALL], ids=["crossing", "all"])
-@pytest.mark.parametrize("kind", [Turned, Nested, FromFirst, InPlace])
+@pytest.mark.parametrize("kind", [Turned, Nested, FromFirst, InPlace, Cast])
 def test_views_structures_and_shared_values_come_back(policy: str, kind: type[Plain]) -> None:
     same(*pair(kind, policy), plainly)
 
