@@ -292,6 +292,9 @@ class TracedStep:
         self.device = device
         """The device that the step was traced for, where one was named."""
         self._traced_nodes = len(captured.gm.graph.nodes)
+        # makes what its backward reads only where gradients are enabled
+        recurrent = torch.ops.aten.mkldnn_rnn_layer.default
+        self._recurrent = any(node.target is recurrent for node in captured.gm.graph.nodes)
         self._looked_at = False
         self._device_types = sorted({kind.device.type for kind in state.kinds.values()})
 
@@ -314,8 +317,9 @@ class TracedStep:
         updates = step.OptimizerState.of(self.optimizer, state)
         self._updates.check(updates)
         plain, _ = take_apart([*state.tensors, *inputs, *updates.tensors.values()])
+        plain = [each.detach() if isinstance(each, Tensor) else each for each in plain]
         # the graph has its backward and its casts inside
-        with torch.no_grad(), ExitStack() as stack:
+        with torch.set_grad_enabled(self._recurrent), ExitStack() as stack:
             for kind in filter(torch.is_autocast_enabled, self._device_types):
                 stack.enter_context(torch.autocast(kind, enabled=False))
             try:

@@ -234,6 +234,21 @@ def test_tracing_and_running_under_no_grad() -> None:
     torch.testing.assert_close((loss, gradients), (eager_loss, eager_gradients))
 
 
+@pytest.mark.parametrize("policy", ["save everything", "recompute everything"])
+def test_a_recurrent_layer_of_the_cpu(policy: str) -> None:
+    """Makes the workspace that its backward reads only where gradients are enabled."""
+    torch.manual_seed(0)
+    model, x = nn.LSTM(8, 8), torch.randn(3, 2, 8)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x)[0].sum()
+
+    step = trace_step(model, loss, x).apply(policylang.parse(policy))
+    found, expected = step(x), eager_step(twin(model), loss, x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert not any(gradient.requires_grad for gradient in found[1].values())
+
+
 def test_a_model_without_data() -> None:
     """True shapes without their memory: parameters and batch are fake, and so is what comes out."""
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
