@@ -92,7 +92,10 @@ class Tuner:
     def bound(self, saved: int) -> float:
         """Seconds of recomputation that no choice of values goes below that keeps at most so many bytes."""
         self._say("solving for the bound")
-        return bound_of(self.choices(()), saved)
+        choices, held = self.choices(()), 0
+        if self.capabilities.block_by_block and self.save_all is not None:  # beside the columns: held in any case
+            held = self.save_all.saved - sum(choices.sizes)
+        return bound_of(choices, saved - held)
 
     def choices(self, keep: Sequence[int]) -> Choices:
         if (key := tuple(keep)) not in self._choices:

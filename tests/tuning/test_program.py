@@ -26,6 +26,7 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import read_device
 from policylang.language.files import bundled_policies
+from policylang.language.syntax import Policy
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.planner import plan
@@ -34,6 +35,7 @@ from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.simulation.streams import step_time
 from policylang.tuning.choices import Choices, choices_of
 from policylang.tuning.program import Program, bound_of
+from policylang.tuning.tuner import Tuner
 from tests.support.joint import capture_joints
 from tests.support.models import ZOO
 from tests.support.process import python
@@ -241,14 +243,19 @@ def test_no_policy_beats_it(name: str, path: Capabilities) -> None:
 
 def test_in_eager_it_is_what_a_block_that_runs_again_comes_to() -> None:
     facts, times = traced("joint")
-    program = Program(choices_of(facts, times, EAGER, blocks=blocks_of(facts)))
-    for policy in (load("llama3_sac"), load("every_2nd_layer"), load("torchtitan_op_sac"), parse("save everything")):
+    tuner = Tuner(facts, times, EAGER)
+
+    def cost_of(policy: Policy) -> tuple[float, float]:
         found = saved_and_recomputed(plan(policy, facts, EAGER))
-        seconds = sum(times.seconds[row] for row in found.recomputed)
-        assert program.bound(found.saved_bytes) <= seconds * (1 + 1e-9) + 1e-15
-    everything = saved_and_recomputed(plan(parse("recompute everything in block\nundecided -> save"), facts, EAGER))
-    fewest = chosen(program.choices, program.vertices()[0])
-    assert fewest.seconds == pytest.approx(sum(times.seconds[row] for row in everything.recomputed))
+        return tuner.bound(found.saved_bytes), sum(times.seconds[row] for row in found.recomputed)
+
+    for policy in (load("llama3_sac"), load("every_2nd_layer"), load("torchtitan_op_sac"), parse("save everything")):
+        bound, seconds = cost_of(policy)
+        assert bound <= seconds * (1 + 1e-9) + 1e-15
+    bound, everything = cost_of(parse("recompute everything in block\nundecided -> save"))
+    assert bound == pytest.approx(everything), "inputs of blocks and what lies outside are no bytes to spend"
+    program = Program(tuner.choices(()))
+    assert chosen(program.choices, program.vertices()[0]).seconds == pytest.approx(everything)
 
 
 def test_what_blocks_hand_on_stays_kept_on_a_model() -> None:
