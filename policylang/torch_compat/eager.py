@@ -268,6 +268,11 @@ def saved_tensor_hooks() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
+def is_of_written_tensor(error: RuntimeError) -> bool:
+    """True if autograd gives a saved tensor back no more, because it was written to: it has no class for that."""
+    return "has been modified by an inplace operation" in str(error)
+
+
 def hooks_around(own: Any) -> Any:
     """The pair around the innermost, which is ``own``."""
     remove_saved_tensor_hooks()

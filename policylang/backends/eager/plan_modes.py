@@ -62,7 +62,12 @@ def noting_saved(tensors: SavedTensors, name: str, check: Callable[[Tensor, int]
     def unpack(saved: SavedTensor) -> Tensor:
         held = saved.recomputed
         if held is None or saved.by == eager.running_backward():
-            value: Tensor = give(saved.packed)
+            try:
+                value: Tensor = give(saved.packed)
+            except RuntimeError as error:  # of the checkpoint, which holds what the block was called with
+                if not eager.is_of_written_tensor(error):
+                    raise
+                raise problems.INPUT_WRITTEN.error(name=name) from error
             saved.recomputed = None
         else:
             value = held.value
@@ -296,9 +301,9 @@ class RecomputeMode(BlockMode):
         call = self._call
         for at, numbers in call.instructions.kept.items():
             for number in numbers if at in call.noted and call.is_planned(at) else ():
-                then, (address, written) = call.noted[at][number].tensor, call.noted[at][number].memory
-                if number in call.read_again(at):
+                if number in call.read_again(at) or number not in call.noted[at]:  # moved: its copy is read
                     continue
+                then, (address, written) = call.noted[at][number].tensor, call.noted[at][number].memory
                 if eager.storage_address(then) != address:
                     call.changed(at, number, same=False)
                 elif eager.version(then) != written:

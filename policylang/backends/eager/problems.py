@@ -160,6 +160,11 @@ WRITTEN_TENSOR = Problem(  # only a warning where it may hold what it held befor
     "to in place since its forward",
     "run the backward before parameters and buffers are updated, or save what is computed from them",
 )
+INPUT_WRITTEN = Problem(
+    "APL395",
+    "{name} was called with a tensor that was written to in place since, and cannot be recomputed from it",
+    "let the block, or the code behind it, write to a copy",
+)
 CHANGED_BETWEEN = Problem(
     "APL395",
     "a backward of {name} reads a tensor of shape {shape} that another backward has recomputed, and {happened} since",

@@ -102,6 +102,15 @@ class Cast(Plain):
         return x + self.down(made.float())
 
 
+class Derived(Plain):
+    """Adds a derivative of a part of itself with respect to what it takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        alias = x.detach().requires_grad_()
+        (found,) = torch.autograd.grad(torch.tanh(self.up(alias)).sum(), alias, create_graph=True)
+        return x + found
+
+
 class Model(nn.Module):
     def __init__(self, kind: type[Plain], count: int = 4) -> None:
         super().__init__()
@@ -189,7 +198,7 @@ def test_the_bits_of_plain_training(policy: str, run: Callable[[nn.Module], None
 
 
 @pytest.mark.parametrize("policy", [CROSSING, ALL], ids=["crossing", "all"])
-@pytest.mark.parametrize("kind", [Turned, Nested, FromFirst, InPlace, Cast])
+@pytest.mark.parametrize("kind", [Turned, Nested, FromFirst, InPlace, Cast, Derived])
 def test_views_structures_and_shared_values_come_back(policy: str, kind: type[Plain]) -> None:
     same(*pair(kind, policy), plainly)
 

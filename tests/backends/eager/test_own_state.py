@@ -376,6 +376,20 @@ def test_a_later_block_that_writes_to_what_an_earlier_one_holds(later: str) -> N
         check([["rebound and written"], [later]], policylang.parse(POLICIES[0]), ORDERS["((0,),)"], True)
 
 
+@pytest.mark.parametrize("writes", ["the block", "the code behind it"])
+def test_a_tensor_that_a_block_is_called_with_is_written_to(writes: str) -> None:
+    def block(module: nn.Module, x: Tensor) -> Tensor:
+        made = x + module.out(x + 1)
+        return made + x.mul_(2) if writes == "the block" else made
+
+    model, x = block_model(block), torch.ones(3, W)
+    policylang.checkpoint_model(model, policylang.parse("save everything in block"))
+    found = model(x)
+    x.add_(1)
+    with pytest.raises(PolicyGraphError, match=r"APL395.*`0.layers.0`.* was called with a tensor that was written to"):
+        found.sum().backward()
+
+
 class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
