@@ -28,6 +28,7 @@ from policylang.planning.planner import plan
 from policylang.torch_compat import compilers
 from tests.support.architectures import ENDS, EVERY, GROUPED
 from tests.support.compiled import backend_for
+from tests.support.drawn import slow
 from tests.support.models import Function
 
 ROWS, WIDTH, VOCABULARY = 12, 8, 40
@@ -172,7 +173,7 @@ def check(m: nn.Module, loss: Loss, data: tuple[Tensor, Tensor], text: str, with
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, *SHIFTED, preference], ids=lambda each: each.__name__)
-@pytest.mark.parametrize("lead", [(ROWS,), (2, 6), pytest.param((1, ROWS), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("lead", [(ROWS,), (2, 6), slow((1, ROWS))], ids=str)
 def test_a_chunked_loss_is_the_whole_one(loss: Loss, lead: tuple[int, ...]) -> None:
     (line,) = check(model(bias=True), loss, batch(*lead), "chunk loss into 2").rewrites
     assert line.done == 1
@@ -346,7 +347,7 @@ def test_a_distilled_head_is_cut_with_its_teacher() -> None:
     [cross_entropy, z_loss, capped, per_token, preference, shifted, weighed, padded, indexed],
     ids=lambda each: each.__name__,
 )
-@pytest.mark.parametrize("lead", [pytest.param((ROWS,), marks=pytest.mark.slow), (2, 6)], ids=str)
+@pytest.mark.parametrize("lead", [slow((ROWS,)), (2, 6)], ids=str)
 @pytest.mark.parametrize(
     "text", ["chunk loss into 3", "chunk module mlp into 2", "chunk loss into 2; recompute everything"]
 )
@@ -441,7 +442,7 @@ HEADS: dict[str, tuple[str, dict[str, Any], str]] = {
     "Roberta": ("ForMaskedLM", {}, ""),
 }  # fmt: skip
 """By model: what it ends in, its settings, and what becomes of it under ``torch.compile``."""
-SLOW_HEADS = [pytest.param(name, marks=pytest.mark.slow) for name in list(HEADS)[3:]]
+SLOW_HEADS = [slow(name) for name in list(HEADS)[3:]]
 
 
 @pytest.mark.parametrize("name", [*list(HEADS)[:3], *SLOW_HEADS])
@@ -549,10 +550,7 @@ def compiled_by_hand(loss: Loss, text: str, halves: list[fx.GraphModule], *, sha
 
 @pytest.mark.parametrize(
     "loss",
-    [
-        per_token,
-        *(pytest.param(e, marks=pytest.mark.slow) for e in (weighed, cross_entropy, preference, shifted, z_loss)),
-    ],
+    [per_token, *(slow(e) for e in (weighed, cross_entropy, preference, shifted, z_loss))],
     ids=lambda each: each.__name__,
 )
 @pytest.mark.parametrize(
@@ -664,7 +662,7 @@ def test_inductor_compiles_as_many_kernels_for_twelve_slices_as_for_four() -> No
     assert kernels[0] == kernels[1]
 
 
-@pytest.mark.parametrize("slices", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("slices", [4, slow(8)])
 def test_inductor_has_the_wide_values_of_one_slice_at_a_time(slices: int) -> None:
     """Logits and their gradient: two wide values a slice."""
     head, compiled, data = inductor(f"chunk loss into {slices}", rows=2048)

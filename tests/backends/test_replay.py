@@ -32,7 +32,7 @@ from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import SavedForBackward
 from tests.support import models
 from tests.support.compiled import backend_for
-from tests.support.drawn import drawn
+from tests.support.drawn import drawn, slow
 from tests.support.late import Late, copied_over
 from tests.support.models import ZOO, Example, Layers, dropout, gpt2, llama, mixtral, products, resnet
 from tests.support.sharded import fake_ranks
@@ -129,14 +129,10 @@ def replay() -> Policy:
 @pytest.mark.parametrize(
     ("model", "policy"),
     [
-        (one_layer, SAVE_PRODUCTS), pytest.param(one_layer, SAVE_ALL, marks=pytest.mark.slow),
-        pytest.param(llama, SAVE_PRODUCTS, marks=pytest.mark.slow),
-        pytest.param(llama, SAVE_ALL, marks=pytest.mark.slow),
-        pytest.param(gpt2, SAVE_PRODUCTS, marks=pytest.mark.slow), pytest.param(gpt2, SAVE_ALL, marks=pytest.mark.slow),
-        pytest.param(mixtral, SAVE_PRODUCTS, marks=pytest.mark.slow),
-        pytest.param(ZOO["qwen3"], SAVE_ALL, marks=pytest.mark.slow), (ZOO["mlp"], SAVE_ALL),
-        (ZOO["shared_parameters"], SAVE_PRODUCTS),
-    ],
+        (one_layer, SAVE_PRODUCTS), (ZOO["mlp"], SAVE_ALL), (ZOO["shared_parameters"], SAVE_PRODUCTS),
+        slow(one_layer, SAVE_ALL), slow(llama, SAVE_PRODUCTS), slow(llama, SAVE_ALL), slow(gpt2, SAVE_PRODUCTS),
+        slow(gpt2, SAVE_ALL), slow(mixtral, SAVE_PRODUCTS), slow(ZOO["qwen3"], SAVE_ALL),
+    ]
 )  # fmt: skip
 def test_the_second_partition_is_the_first(model: Callable[[], Example], policy: str) -> None:
     first = first_step(model, policy)
@@ -153,12 +149,7 @@ def test_the_second_partition_is_the_first(model: Callable[[], Example], policy:
 
 @pytest.mark.parametrize(
     ("model", "policy"),
-    [
-        (one_layer, SAVE_ALL),
-        (one_layer, SAVE_PRODUCTS),
-        pytest.param(gpt2, SAVE_ALL, marks=pytest.mark.slow),
-        (ZOO["dropout"], SAVE_PRODUCTS),
-    ],
+    [(one_layer, SAVE_ALL), (one_layer, SAVE_PRODUCTS), slow(gpt2, SAVE_ALL), (ZOO["dropout"], SAVE_PRODUCTS)],
 )
 def test_the_same_memory_is_saved_under_the_decompositions_of_inductor(model, policy) -> None:
     first = first_step(model, policy)
@@ -176,11 +167,11 @@ def test_the_same_memory_is_saved_under_the_decompositions_of_inductor(model, po
 @pytest.mark.parametrize(
     ("model", "policy", "inner"),
     [
-        pytest.param(mixtral, SAVE_ALL, "aot_eager", marks=pytest.mark.slow),
-        pytest.param(ZOO["mlp"], SAVE_ALL, "inductor", marks=pytest.mark.slow),
-        pytest.param(one_layer, SAVE_ALL, "inductor", marks=pytest.mark.slow),
-        pytest.param(gpt2, SAVE_ALL, "inductor", marks=pytest.mark.slow),
-        pytest.param(mixtral, SAVE_ALL, "inductor", marks=pytest.mark.slow),
+        slow(mixtral, SAVE_ALL, "aot_eager"),
+        slow(ZOO["mlp"], SAVE_ALL, "inductor"),
+        slow(one_layer, SAVE_ALL, "inductor"),
+        slow(gpt2, SAVE_ALL, "inductor"),
+        slow(mixtral, SAVE_ALL, "inductor"),
     ],
 )
 def test_the_same_memory_is_saved_where_operators_are_decomposed(model, policy, inner) -> None:
@@ -582,7 +573,7 @@ def test_what_the_first_backward_runs_again_is_no_forward_value(second: str) -> 
 
 # --- what a partition offloaded is offloaded by the next one, of other sizes too ---
 OFFLOADS = "recompute everything\nsave addmm\noffload gelu"
-INNER = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+INNER = ["aot_eager", slow("inductor")]
 
 
 def moved(partition: Any) -> list[tuple[str, Any, int]]:
@@ -596,10 +587,10 @@ def moved(partition: Any) -> list[tuple[str, Any, int]]:
     ("model", "text"),
     [
         (products, "undecided -> save\noffload mm"),
-        pytest.param(ZOO["mlp"], OFFLOADS, marks=pytest.mark.slow),
-        pytest.param(ZOO["mlp"], "save everything\noffload gelu", marks=pytest.mark.slow),
-        pytest.param(one_layer, "recompute everything\nsave mm\noffload attention", marks=pytest.mark.slow),
-        pytest.param(one_layer, "undecided -> save\noffload mm, aten.silu", marks=pytest.mark.slow),
+        slow(ZOO["mlp"], OFFLOADS),
+        slow(ZOO["mlp"], "save everything\noffload gelu"),
+        slow(one_layer, "recompute everything\nsave mm\noffload attention"),
+        slow(one_layer, "undecided -> save\noffload mm, aten.silu"),
     ],
 )
 def test_the_second_partition_offloads_what_the_first_did(model: Any, text: str, inner: str) -> None:

@@ -28,7 +28,7 @@ from policylang.language.parser import parse_file
 from policylang.language.shown import format_quantity
 from policylang.planning.inspection.worth import MOST_RULES
 from tests.editor.conftest import CAPABILITIES, Editor
-from tests.support.drawn import drawn
+from tests.support.drawn import drawn, slow
 from tests.support.hostile import hostile_graph, raw_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -405,10 +405,7 @@ def test_ranges_count_in_utf16_and_over_both_line_ends() -> None:
     assert place.range == types.Range(types.Position(1, 11), types.Position(1, 17))
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [None, *(pytest.param(f"{name}.graph", marks=pytest.mark.slow) for name in ("tutorial", "fsdp", "resnet50"))],
-)
+@pytest.mark.parametrize("graph", [None, *(slow(f"{name}.graph") for name in ("tutorial", "fsdp", "resnet50"))])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.stem)
 def test_every_place_of_every_policy_can_be_asked(policy: Path, graph: str | None) -> None:
     text = policy.read_text(encoding="utf-8")
@@ -531,14 +528,7 @@ def test_an_expectation_says_what_is_to_spare() -> None:
 GATHERS = "let gathers = all_gather where from parameter\nbucket gathers per block\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "device"),
-    [
-        (ORDERED, "h100-sxm"),
-        pytest.param(GATHERS, None, marks=pytest.mark.slow),
-        pytest.param(GATHERS, "h100-sxm", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("text", "device"), [(ORDERED, "h100-sxm"), slow(GATHERS, None), slow(GATHERS, "h100-sxm")])
 def test_scheduling_lines(text: str, device: str | None) -> None:
     found = shown(state_of(text, "fsdp.graph", device))
     order = command("plan", text, "fsdp.graph", *(["--device", device] if device else []))["order"]

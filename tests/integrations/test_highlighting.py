@@ -19,7 +19,7 @@ from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
 from policylang.language.shown import UNITS
 from policylang.language.statements import ACTIONS, FATES, FIGURES
 from policylang.language.words import word_lists
-from tests.support.drawn import examples
+from tests.support.drawn import examples, slow
 from tests.support.highlighters import (
     HIGHLIGHTERS,
     TREE_SITTER,
@@ -182,7 +182,7 @@ def _listed() -> set[str]:
     return {word for text in lists for word in re.findall(r"(?<!\\)[A-Za-z_]{1,20}", text)}
 
 
-@pytest.mark.parametrize("all_words", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["others", "all"])
+@pytest.mark.parametrize("all_words", [False, slow(True)], ids=["others", "all"])
 def test_what_one_of_them_knows_all_of_them_know(all_words: bool) -> None:
     """Each word that is listed, in each place where it can stand: those that the language has not named above first."""
     known = {*WORDS, *ACTIONS, *group_names(), *UNITS, *FATES}
@@ -226,11 +226,7 @@ def _drawn(count: int, seed: int) -> tuple[str, ...]:
     return tuple(text for text in drawn if is_read(text))
 
 
-@pytest.mark.parametrize(
-    ("count", "seed"),
-    [(examples(800, 20_000), 0), pytest.param(60_000, 1, marks=pytest.mark.slow)],
-    ids=["few", "many"],
-)
+@pytest.mark.parametrize(("count", "seed"), [(examples(800, 20_000), 0), slow(60_000, 1)], ids=["few", "many"])
 def test_drawn_statements_look_the_same_everywhere(count: int, seed: int) -> None:
     assert list(differences(_drawn(count, seed))) == []
 

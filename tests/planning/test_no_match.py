@@ -138,10 +138,8 @@ def test_what_the_users_checkpoint_kept_is_not_said_to_be_taken_over():
     facts = facts_of("%x = input\n%a = aten.mm.default(%x) tag=PREFER_RECOMPUTE\n%b = aten.mm.default(%a)")
     made = planned(facts, "save mm; recompute everything")
     found = only(made.diagnostics, "APL303")
-    assert found.message == (
-        "`save mm` decides nothing: other rules override 1 of the 2 nodes it matches, "
-        "and the model's own checkpoint has tagged 1"
-    )
+    overridden = "`save mm` decides nothing: other rules override 1 of the 2 nodes it matches"
+    assert found.message == f"{overridden}, and the model's own checkpoint has tagged 1"
 
 
 def test_a_graph_that_knows_no_parameters_is_told_which_gathers_it_has():
@@ -251,12 +249,8 @@ def gathered(blocks: int) -> str:
             f"%x{n + 1} = aten.mm.default(%x{n}, %wait{n}) layers.{n} bytes=8",
         ]
     last = f"%x{blocks}"
-    lines += [
-        "%tangent = tangent",
-        f"%back = aten.mul.Tensor({last}, %tangent) backward",
-        f"%out = output({last}, %back)",
-    ]
-    return "\n".join(lines)
+    back = f"%back = aten.mul.Tensor({last}, %tangent) backward"
+    return "\n".join([*lines, "%tangent = tangent", back, f"%out = output({last}, %back)"])
 
 
 def test_a_scheduling_line_has_to_find_something_in_one_of_the_graphs() -> None:
@@ -290,10 +284,8 @@ def test_lines_of_an_included_file_that_lack_one_thing_are_one_error_at_the_incl
     assert both.message == '`include "inner.apl"` matches nothing in this graph: 0 nodes are `in decoder.*`'
     assert both.span.source.name.endswith("outer.apl")
     assert [each.span.line for each in both.related if each.span is not None] == [1, 2]
-    assert [each.message for each in own] == [
-        "`save bmm` matches nothing in this graph",
-        "`save conv2d` matches nothing in this graph",
-    ]
+    said = "`save {}` matches nothing in this graph"
+    assert [each.message for each in own] == [said.format(name) for name in ("bmm", "conv2d")]
     assert [each.related[-1].message for each in own] == ["included from here"] * 2
 
 
@@ -331,8 +323,8 @@ def found_in(text: str, path: PathName | None = None, graph: Facts = GRAPH) -> t
     return (*loaded.diagnostics, *planned)
 
 
-def of(code: str, text: str, path: PathName | None = None) -> list[tuple[str, str]]:
-    (found,) = (each for each in found_in(text, path) if each.code == code)
+def of(code: str, text: str, path: PathName | None = None, graph: Facts = GRAPH) -> list[tuple[str, str]]:
+    (found,) = (each for each in found_in(text, path, graph) if each.code == code)
     assert found.span is not None
     return [(fix.title, fix.applied(found.span.source)) for fix in found.fixes]
 
@@ -395,8 +387,6 @@ def test_each_mend_of_a_model_without_numbered_layers(code: str, text: str, told
 
 
 def test_an_included_rule_is_there_to_be_amended(tmp_path) -> None:
-    from policylang.language.loader import load_policy
-
     (tmp_path / "shared.apl").write_text("recompute mm\nsave cos\nrecompute cos\n")
     (tmp_path / "mine.apl").write_text('include "shared.apl"\nsave mm\nsave sin\nrecompute sin\n')
     policy = load_policy(tmp_path / "mine.apl").policy
@@ -421,8 +411,6 @@ def test_another_action_where_a_path_cannot_offload() -> None:
 
 
 def test_lines_of_an_included_file_are_mended_together(tmp_path) -> None:
-    from policylang.language.loader import load_policy
-
     (tmp_path / "shared.apl").write_text("save bmm\nrecompute bmm\n")
     (tmp_path / "mine.apl").write_text('include "shared.apl"\nsave mm\n')
     loaded = load_policy(tmp_path / "mine.apl")
@@ -461,14 +449,11 @@ def hold(text: str, graph: Facts) -> None:
             after = found_in(fix.applied(Source("<policy>", text)), graph=graph)
             same = [said for said in after if (said.code, said.message) == (each.code, each.message)]
             before = [said for said in found if (said.code, said.message) == (each.code, each.message)]
-            assert len(same) < len(before), (text, fix, [said.message for said in after])
+            told = (text, fix, [said.message for said in after])
+            assert len(same) < len(before), told
             # a line that is read, or that matches something now, may be wrong in another way
             reveals = parse_policy(text).policy is None or not fix.is_choice or each.code in ("APL302", "APL370")
-            assert reveals or sum(map(is_error, after)) <= sum(map(is_error, found)), (
-                text,
-                fix,
-                [said.message for said in after],
-            )
+            assert reveals or sum(map(is_error, after)) <= sum(map(is_error, found)), told
 
 
 STEP = sharded_step(blocks=3)
@@ -485,19 +470,12 @@ def test_a_mend_of_a_line_that_schedules_mends(lines: list[str]) -> None:
 
 
 def test_a_line_that_names_other_operators_is_narrowed_down_to_collectives() -> None:
-    def told(text: str) -> list[str]:
-        found = next(each for each in found_in(text, graph=STEP) if each.code == "APL371")
-        assert found.span is not None
-        return [fix.applied(found.span.source) for fix in found.fixes]
-
+    large = "everything where bytes > 0"
     for text, better in (
-        (
-            "bucket everything where bytes > 0 per block",
-            "bucket ((everything where bytes > 0) and collective) per block",
-        ),
+        (f"bucket {large} per block", f"bucket (({large}) and collective) per block"),
         ("let a = users of (mm or all_gather), all_gather\ndelay a 1 block", None),
     ):
-        (mended,) = told(text)
+        ((_, mended),) = of("APL371", text, graph=STEP)
         assert better is None or mended == better
         assert "APL371" not in [each.code for each in found_in(mended, graph=STEP)]
 

@@ -248,7 +248,6 @@ def test_flat_graphs_are_scheduled_as_the_sentences_say_and_nothing_is_read_befo
     again, moved = decided(facts, chosen)
     assert list(build_schedule(facts, again, moved)) == reference_schedule(facts, again, moved)
     # Whatever is decided: a step of the backward reads the second value where there is one, else the first.
-    again, moved = decided(facts, chosen)
     there = {(row, 0) for row, op in enumerate(facts.ops) if op != "call_function"}
     for kind, row, region in build_schedule(facts, again, moved):
         if kind <= StepKind.SECOND_RUN:
@@ -334,7 +333,7 @@ def halves(facts: Facts, again: Collection[int]) -> tuple[set[int], set[int]]:
                 late_result = facts.phases[source] == Phase.BACKWARD or gradient
                 if late_result:
                     backward.add(source)
-                if not late_result or flags_of(facts, source) & Flag.FORWARD_OUTPUT:
+                if not late_result or facts.flags[source] & Flag.FORWARD_OUTPUT:
                     forward.add(source)
     for _ in range(len(facts)):
         for row in sorted(forward):
@@ -346,10 +345,6 @@ def halves(facts: Facts, again: Collection[int]) -> tuple[set[int], set[int]]:
     return forward, backward
 
 
-def flags_of(facts: Facts, row: int) -> int:
-    return facts.flags[row]
-
-
 def late(facts: Facts, rows: list[int]) -> list[int]:
     """Nothing that can wait runs before what needs it."""
     hasty: set[int] = {row for row in range(len(facts)) if facts.input_kinds[row] == InputKind.TANGENT}
@@ -357,7 +352,7 @@ def late(facts: Facts, rows: list[int]) -> list[int]:
     for row in rows:
         if hasty & set(facts.inputs[row]):
             hasty.add(row)
-    acts = {row for row in rows if facts.phases[row] == Phase.BACKWARD and flags_of(facts, row) & effect}
+    acts = {row for row in rows if facts.phases[row] == Phase.BACKWARD and facts.flags[row] & effect}
     order: list[int] = []
     output = [row for row in range(len(facts)) if facts.phases[row] == Phase.OUTPUT]
     for reader in [*(row for row in rows if row in hasty | acts), *output]:
@@ -410,14 +405,14 @@ def family(facts: Facts, steps: Steps, step: tuple[int, int, int], runs: Collect
 # --- flat graphs -----------------------------------------------------------------------------------------------------
 def unit(facts: Facts, row: int) -> list[int]:
     """All that runs again with a row."""
-    if not flags_of(facts, row) & Flag.REPEATABLE:
+    if not facts.flags[row] & Flag.REPEATABLE:
         return [row]
     owner = facts.owners[row]
-    return [r for r in range(len(facts)) if facts.owners[r] == owner and flags_of(facts, r) & Flag.REPEATABLE]
+    return [r for r in range(len(facts)) if facts.owners[r] == owner and facts.flags[r] & Flag.REPEATABLE]
 
 
 def keeps_writing(facts: Facts, row: int) -> bool:
-    flags = flags_of(facts, row)
+    flags = facts.flags[row]
     if not flags & Flag.WRITES:
         return False
     if not flags & Flag.REPEATABLE:
@@ -430,7 +425,7 @@ def kept_rows(facts: Facts, again: Collection[int]) -> set[int]:
     the row that runs, or reads of it."""
     forward = calls(facts, Phase.FORWARD)
     kept = {row for row in forward if row not in again}
-    kept |= {row for row in forward if flags_of(facts, row) & (Flag.RANDOM | Flag.EFFECTFUL)}
+    kept |= {row for row in forward if facts.flags[row] & (Flag.RANDOM | Flag.EFFECTFUL)}
     kept |= {row for row in forward if keeps_writing(facts, row)}
     kept |= {row for row in range(len(facts)) if facts.phases[row] == Phase.OUTPUT}
     for _ in range(len(facts)):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from operator import getitem
 from typing import Any
 
@@ -38,7 +39,7 @@ from policylang.simulation.memory import Lifetimes, Origin, Peak, estimate_peak,
 from tests.graph.captured import facts_of_model, flat_of, joint_of
 from tests.planning.strategies import graphs
 from tests.planning.test_outcome import decided, fates, numbers
-from tests.support.drawn import examples
+from tests.support.drawn import examples, slow
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import Joint, capture_joint
 from tests.support.lines import ABLE, Line, mesh_of
@@ -242,12 +243,12 @@ def test_a_graph_in_which_nothing_runs(text: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["include <llama3_sac>", "undecided -> save", "undecided -> recompute"])
-@pytest.mark.parametrize("model", ["llama", pytest.param("mixtral", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", ["llama", slow("mixtral")])
 def test_real_models(model: str, policy: str) -> None:
     found, values = found_on(facts_of_model(model), policy)
     step = -1 if values.at is None else values.at.step - 1
-    slow = slow_lifetimes(found.plan.facts, found.under.schedule)
-    assert sum(size for (_, _, _, size), first, last in slow if first <= step <= last) == values.bytes
+    lifetimes = slow_lifetimes(found.plan.facts, found.under.schedule)
+    assert sum(size for (_, _, _, size), first, last in lifetimes if first <= step <= last) == values.bytes
     kinds = Counter(value.what for value in found_on(facts_of_model(model), policy, most=10**6)[1].values)
     parameters = sum(kind == 1 for kind in found.plan.facts.input_kinds)
     assert kinds["parameter"] == parameters
@@ -337,12 +338,12 @@ NO_BLOCKS = {"counter", "aliased_output"}
 def pairs() -> list[Any]:
     """Every policy on Llama; of the other quick models one policy each."""
     variants = {"qwen3", "mixtral", "bart", "gpt2"}
-    marks: list[Any] = []
+    found: list[Any] = []
     for number, model in enumerate(ZOO):
         for at, policy in enumerate(POLICIES):
             quick = model == "llama" or (model not in variants and number % len(POLICIES) == at)
-            marks.append(pytest.param(model, policy, marks=() if quick else pytest.mark.slow))
-    return marks
+            found.append((model, policy) if quick else slow(model, policy))
+    return found
 
 
 @pytest.mark.parametrize(("model", "policy"), pairs())
@@ -358,13 +359,8 @@ def test_models_of_the_suite(model: str, policy: str) -> None:
     [
         *(("llama", policy) for policy in ("save", "recompute", "blocks")),
         *(("resnet", "save"), ("mlp", "blocks")),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (
-                *(("bart", policy) for policy in ("save", "recompute", "blocks")),
-                *(("resnet", "recompute"), ("resnet", "blocks"), ("mlp", "save"), ("mlp", "recompute")),
-            )
-        ),
+        *(slow("bart", policy) for policy in ("save", "recompute", "blocks")),
+        *(slow("resnet", "recompute"), slow("resnet", "blocks"), slow("mlp", "save"), slow("mlp", "recompute")),
     ],
 )
 def test_flat_graphs(model: str, policy: str) -> None:
@@ -402,10 +398,7 @@ def test_the_forward_keeps_the_order_that_it_was_traced_in() -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    [
-        *(pytest.param(text, marks=pytest.mark.slow) for text in ("undecided -> save", "undecided -> recompute")),
-        "include <llama3_sac>\nundecided -> save",
-    ],
+    [slow("undecided -> save"), slow("undecided -> recompute"), "include <llama3_sac>\nundecided -> save"],
 )
 def test_two_layers_of_true_8b_shapes(policy: str) -> None:
     assert_close(llama_8b(2), policy, exactly="llama3_sac" in policy)
@@ -429,15 +422,11 @@ def assert_close(joint: Joint, policy: str, *, exactly: bool = False) -> None:
     assert peak.backward == pytest.approx(seen.backward, rel=TOLERANCE)
 
 
-_captured: dict[int, Joint] = {}
-
-
+@cache
 def llama_8b(layers: int) -> Joint:
     """A sequence of 8192 tokens through layers of Llama-3 8B, on fake tensors: nothing of it needs memory."""
-    if layers not in _captured:
-        with FakeTensorMode():
-            _captured[layers] = capture_joint(_llama(layers), (torch.zeros(1, 8192, dtype=torch.int64),))
-    return _captured[layers]
+    with FakeTensorMode():
+        return capture_joint(_llama(layers), (torch.zeros(1, 8192, dtype=torch.int64),))
 
 
 def _llama(layers: int) -> nn.Module:
@@ -469,9 +458,7 @@ def test_names_that_differ_in_a_number_are_written_once(names, folded):
     assert folded_names(names) == folded
 
 
-@pytest.mark.parametrize(
-    "model", ["llama", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mixtral", "gpt2", "bart"))]
-)
+@pytest.mark.parametrize("model", ["llama", slow("mixtral"), slow("gpt2"), slow("bart")])
 def test_the_groups_add_up_to_the_totals(model):
     made = plan(parse("include <llama3_sac>\nundecided -> save"), facts_of_model(model), JOINT)
     found, outcome = breakdown(made), saved_and_recomputed(made)

@@ -20,6 +20,7 @@ from policylang.language.syntax import Pipeline
 from policylang.planning.pipelines import PipelineFigures
 from policylang.planning.plan import Plan
 from tests.support.compiled import backend_for
+from tests.support.models import Function
 
 GRAPH = Path(__file__).parents[2] / "docs" / "graphs" / "llama3_8b.graph"
 ROUND = "recompute everything in block; save everything in block where crosses block\n"
@@ -31,13 +32,8 @@ def llama() -> Facts:
 
 
 def planned(facts: Facts, text: str, device: str | None = None) -> tuple[Plan, list[str]]:
-    (made,), found = on_graph(
-        policylang.parse(text),
-        {"graph": facts},
-        None,
-        one_model=False,
-        device=device and policylang.load_device(device),
-    )
+    on = device and policylang.load_device(device)
+    (made,), found = on_graph(policylang.parse(text), {"graph": facts}, None, one_model=False, device=on)
     return made, [f"{each.code} {each.message}" for each in found if is_error(each)]
 
 
@@ -87,10 +83,8 @@ def test_stages_are_cut_by_blocks(llama: Facts) -> None:
 
 
 def test_saved_values_count_as_often_as_microbatches_are_in_flight(llama: Facts) -> None:
-    one = [
-        each.saved
-        for each in figures(planned(llama, f"schedule gpipe into 4 stages of 1 microbatches\n{ROUND}")[0]).stages
-    ]
+    single, _ = planned(llama, f"schedule gpipe into 4 stages of 1 microbatches\n{ROUND}")
+    one = [each.saved for each in figures(single).stages]
     for schedule, in_flight in (("1f1b", [4, 3, 2, 1]), ("gpipe", [16] * 4)):
         made, _ = planned(llama, f"schedule {schedule} into 4 stages of 16 microbatches\n{ROUND}")
         found = figures(made).stages
@@ -206,18 +200,11 @@ class Block(nn.Sequential):
         return x + super().forward(x)
 
 
-class Part(nn.Module):
+def part(layers: int, head: int = 0) -> nn.Module:
     """A stage with so many blocks, which it numbers from 0, and perhaps a head."""
-
-    def __init__(self, layers: int, head: int = 0) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Block(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(layers)])
-        self.head = nn.Linear(8, head) if head else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
+    blocks = nn.Sequential(*(Block(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(layers)))
+    end = nn.Linear(8, head) if head else nn.Identity()
+    return Function(lambda stage, x: stage.head(stage.layers(x)), layers=blocks, head=end)
 
 
 def graph_of(stage: nn.Module, *, is_first: bool) -> Facts:
@@ -230,8 +217,8 @@ def graph_of(stage: nn.Module, *, is_first: bool) -> Facts:
 
 @pytest.fixture(scope="module")
 def parts() -> dict[str, Facts]:
-    given = {"first": Part(2), "last": Part(2, 4), "whole": Part(4, 4), "none": Part(0, 8)}
-    return {name: graph_of(part, is_first=name in ("first", "whole")) for name, part in given.items()}
+    given = {"first": part(2), "last": part(2, 4), "whole": part(4, 4), "none": part(0, 8)}
+    return {name: graph_of(stage, is_first=name in ("first", "whole")) for name, stage in given.items()}
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -239,10 +226,8 @@ def parts() -> dict[str, Facts]:
 def test_the_stages_own_graphs_are_planned_as_the_whole_model_cut(parts, schedule, rules, tmp_path) -> None:
     policylang.snapshot([parts["first"], parts["last"]], tmp_path / "model.graph")
     text = f"blocks layers.*; schedule {schedule} into 2 stages of 4 microbatches; {rules}"
-    joined, whole = (
-        planned(facts, text, "h100-sxm")
-        for facts in (policylang.load_snapshot(tmp_path / "model.graph"), parts["whole"])
-    )
+    stages = policylang.load_snapshot(tmp_path / "model.graph")
+    joined, whole = (planned(facts, text, "h100-sxm") for facts in (stages, parts["whole"]))
     assert joined[1] == whole[1] == []
     assert figures(joined[0]).stages == figures(whole[0]).stages
     assert figures(joined[0]).step_seconds == figures(whole[0]).step_seconds

@@ -449,9 +449,9 @@ def simulated(
     for rank in running:
         go_on(rank, None)
     while waiting:
-        calls = {(call.target, call.ranks) for call in waiting.values()}
-        ready = [key for key in calls if all(_is_in(waiting.get(rank), key) for rank in key[1])]
-        assert ready, f"ranks hang: { ({rank: (str(call.target), call.ranks) for rank, call in waiting.items()}) }"
+        at = {rank: (call.target, call.ranks) for rank, call in waiting.items()}
+        ready = [key for key in set(at.values()) if all(at.get(rank) == key for rank in key[1])]
+        assert ready, f"ranks hang: {at}"
         for target, ranks in ready:
             values = [waiting.pop(rank).value for rank in ranks]
             given = _together(target, values)  # before any of them goes on, and may write to what it gave
@@ -474,10 +474,6 @@ def lies_as(one: Tensor, other: Tensor) -> bool:
     pairs = (zip(value.shape, value.stride(), strict=True) for value in (one, other))
     steps = [[step for size, step in each if size > 1] for each in pairs]
     return one.shape == other.shape and steps[0] == steps[1]
-
-
-def _is_in(call: _Call | None, key: tuple[Any, tuple[int, ...]]) -> bool:
-    return call is not None and (call.target, call.ranks) == key
 
 
 def _rank(
@@ -510,12 +506,9 @@ def picking(blocks: Mapping[str, int] | None = None) -> SelectRows:
 
     def pick(facts: Facts, selector: Selector) -> tuple[Sequence[int], Sequence[int]]:
         said = selector.span.one_line
-        rows = [
-            row
-            for row, target in enumerate(facts.targets)
-            if facts.group_names[row]
-            and ("collective" in said or any(kind in said and kind in target for kind in KINDS))
-        ]
+        kinds = [kind for kind in KINDS if kind in said or "collective" in said]
+        grouped = ((row, facts.targets[row]) for row, name in enumerate(facts.group_names) if name)
+        rows = [row for row, target in grouped if "collective" in said or any(kind in target for kind in kinds)]
         if blocks is None:
             return rows, blocks_of(facts).block_of
         return rows, [blocks.get(name, -1) for name in facts.names]

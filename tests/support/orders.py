@@ -259,20 +259,13 @@ def bucketed(count: int) -> str:
     """The same with one gather a layer, in place of the first of its two."""
     text = layers(count)
     for n in range(count):
-        first, second = (
-            f"%gather_{w}{n} = {GATHER}(%{w}{n}) layers.{n}.mlp collective group=dp:4 bytes=" for w in "wv"
-        )
+        gathered = f"layers.{n}.mlp collective group=dp:4 bytes="
+        first, second = (f"%gather_{w}{n} = {GATHER}(%{w}{n}) {gathered}" for w in "wv")
         joined = f"%bucket{n} = {GATHER}(%w{n}, %v{n}) layers.{n}.mlp collective group=dp:4 bytes=2000"
         text = text.replace(first + "1000", joined)
         text = "\n".join(line for line in text.split("\n") if not line.startswith(second))
         text = text.replace(f"(%gather_w{n})", f"(%bucket{n})").replace(f"(%gather_v{n})", f"(%bucket{n})")
     return text
-
-
-def node_like(name: str) -> NewNode:
-    return NewNode(
-        name, GATHER, (Node("w0"), 4, FusedGroup((0, 1, 2, 3), "dp:4")), (40, 25), (25, 1), "float16", "", "", "x0"
-    )
 
 
 def ordered_plan(
@@ -290,6 +283,7 @@ def ordered_plan(
     assert loaded.policy is not None, loaded.diagnostics
     made = plan(evolve(loaded.policy, rewrites=(), scheduling=()), facts, JOINT, device=device)
     proof = Proof(ranks=4, shards=((2, 2), (2, 2)))
+    arguments = (Node("w0"), 4, FusedGroup((0, 1, 2, 3), "dp:4"))
     edits = tuple(
         Edit(
             statement=0,
@@ -297,7 +291,7 @@ def ordered_plan(
             collectives=(f"gather_w{n}", f"gather_v{n}"),
             sources=(f"w{n}", f"v{n}"),
             before=f"gather_w{n}",
-            nodes=(node_like(f"bucket{n}"),),
+            nodes=(NewNode(f"bucket{n}", GATHER, arguments, (40, 25), (25, 1), "float16", "", "", "x0"),),
             replaced=((f"gather_w{n}", f"bucket{n}"), (f"gather_v{n}", f"bucket{n}")),
             dead=(f"gather_w{n}", f"gather_v{n}"),
             proof=proof,
@@ -415,13 +409,12 @@ Steps = list[tuple[StepKind, str, int]]
 def flat_steps(graph: fx.Graph, facts: Facts) -> Steps:
     found: Steps = []
     region, inside = 0, False
-    for kind, name, node in _read(graph):
+    for kind, name, _ in _read(graph):
         if name not in facts.index:
             continue
-        phase = facts.phases[facts.index[name]]
         fetched = kind in (StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST, StepKind.WIDEN)
-        backward = phase == Phase.BACKWARD or kind == StepKind.SECOND_RUN or fetched
-        del node
+        in_backward = facts.phases[facts.index[name]] == Phase.BACKWARD
+        backward = in_backward or kind == StepKind.SECOND_RUN or fetched
         region += backward and not inside
         inside = backward
         found.append((kind, name, region if backward else 0))
@@ -473,11 +466,7 @@ def _read(graph: fx.Graph) -> Iterator[tuple[StepKind, str, fx.Node]]:
             yield StepKind.FIRST_RUN, node.name, node
 
 
-_NARROWING = {
-    copies.SCALES_OP: StepKind.SCALE,
-    copies.NARROW_OP: StepKind.NARROW,
-    copies.WIDEN_OP: StepKind.WIDEN,
-}
+_NARROWING = {copies.SCALES_OP: StepKind.SCALE, copies.NARROW_OP: StepKind.NARROW, copies.WIDEN_OP: StepKind.WIDEN}
 
 
 def _moved(node: fx.Node) -> str:

@@ -28,7 +28,7 @@ from policylang.ranks import meeting
 from tests.support.compiled import backend_for
 from tests.support.flat_graphs import copy_graph
 from tests.support.joint import capture_joint
-from tests.support.models import Function
+from tests.support.models import Function, Layers
 from tests.support.rank_faults import Case, Place, gradients
 
 SAVE = "undecided -> save\n"
@@ -146,18 +146,10 @@ def FeedForward() -> nn.Module:
     return Function(lambda block, x: x + block.down(torch.relu(block.up(x))), up=up, down=down)
 
 
-class Plain(nn.Module):
+def Plain() -> Layers:
     """Two blocks without collectives of their own, for DTensor and FSDP to put them there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.layers = nn.ModuleList(FeedForward() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+    torch.manual_seed(3)
+    return Layers(FeedForward(), FeedForward())
 
 
 # --- under torch.compile --------------------------------------------------------------------------------------------
@@ -166,38 +158,27 @@ def compiled(model: nn.Module, policy: str, *, dynamic: bool | None = None, **op
     return torch.compile(model, backend=backend, dynamic=dynamic)
 
 
+def trains(at: Place, model: nn.Module, policy: str = SAVE, x: Tensor | None = None, **options: Any) -> None:
+    at.trains(compiled(model, policy, **options), model, batch() if x is None else x)
+
+
 def nets(at: Place) -> Net:
     return Net([at.group, at.group])
 
 
 def policies(here: str, there: str) -> Case:
     """One model, and ``there`` is the policy of who is at fault."""
-
-    def case(at: Place, fault: bool) -> None:
-        model = nets(at)
-        at.trains(compiled(model, there if fault else here), model, batch())
-
-    return case
+    return lambda at, fault: trains(at, nets(at), there if fault else here)
 
 
 def models(here: Callable[[Place], nn.Module], there: Callable[[Place], nn.Module], policy: str = SAVE) -> Case:
     """One policy, and ``there`` makes the model of who is at fault."""
-
-    def case(at: Place, fault: bool) -> None:
-        model = (there if fault else here)(at)
-        at.trains(compiled(model, policy), model, batch())
-
-    return case
+    return lambda at, fault: trains(at, (there if fault else here)(at), policy)
 
 
 def batches(make: Callable[[Place], nn.Module], here: Tensor, there: Tensor, policy: str = SAVE) -> Case:
     """One model and policy, and ``there`` is the first batch of who is at fault."""
-
-    def case(at: Place, fault: bool) -> None:
-        model = make(at)
-        at.trains(compiled(model, policy), model, there if fault else here)
-
-    return case
+    return lambda at, fault: trains(at, make(at), policy, there if fault else here)
 
 
 def settings(
@@ -211,7 +192,7 @@ def settings(
     def case(at: Place, fault: bool) -> None:
         model = make(at)
         with torch._inductor.config.patch(force_disable_caches=True), change() if fault else nullcontext():
-            at.trains(compiled(model, SAVE + policy, **options), model, batch())
+            trains(at, model, SAVE + policy, **options)
 
     return case
 
@@ -219,7 +200,7 @@ def settings(
 def in_another_order(at: Place, fault: bool) -> None:
     one, other = nets(at), Net([at.group] * 3)
     for model in (other, one) if fault else (one, other):
-        at.trains(compiled(model, SAVE), model, batch())
+        trains(at, model)
 
 
 def after_evaluation(at: Place, fault: bool) -> None:
@@ -240,14 +221,14 @@ def same_backend_again(at: Place, fault: bool) -> None:
 def mended_in_between(at: Place, fault: bool) -> None:
     model = nets(at)
     caught(at, lambda: gradients(compiled(model, RECOMPUTE if fault else SAVE), model, batch()))
-    at.trains(compiled(model, SAVE), model, batch())
+    trains(at, model)
 
 
 def after_ones_own_error(at: Place, fault: bool) -> None:
     """Who is at fault has an error of its own, the other is told; then both have the same."""
     model = nets(at)
     caught(at, lambda: gradients(compiled(model, SAVE + "save attention\n" * fault), model, batch()))
-    at.trains(compiled(model, SAVE), model, batch())
+    trains(at, model)
 
 
 def caught(at: Place, call: Callable[[], Any]) -> None:
@@ -261,8 +242,8 @@ def caught(at: Place, call: Callable[[], Any]) -> None:
 
 def second_backend(at: Place, fault: bool) -> None:
     model = nets(at)
-    at.trains(compiled(model, SAVE), model, batch())
-    at.trains(compiled(model, RECOMPUTE if fault else SAVE), model, batch())
+    trains(at, model)
+    trains(at, model, RECOMPUTE if fault else SAVE)
 
 
 def block_by_block(policy: str, here: str, there: str) -> Case:
@@ -303,14 +284,13 @@ def told_at_the_next(at: Place, fault: bool) -> None:
     if fault:
         with suppress(policylang.PolicyError):
             step(batch(64))
-    following = nets(at)
-    at.trains(compiled(following, SAVE), following, batch())
+    trains(at, nets(at))
 
 
 def frozen_weight(at: Place, fault: bool) -> None:
     model = nets(at)
     model.layers[0].weight.requires_grad_(not fault)
-    at.trains(compiled(model, SAVE), model, batch())
+    trains(at, model)
 
 
 def evaluated(at: Place, fault: bool) -> None:
@@ -322,8 +302,7 @@ def evaluated(at: Place, fault: bool) -> None:
 def of_dtypes(here: torch.dtype, there: torch.dtype) -> Case:
     def case(at: Place, fault: bool) -> None:
         dtype = there if fault else here
-        model = nets(at).to(dtype)
-        at.trains(compiled(model, SAVE), model, batch(dtype=dtype))
+        trains(at, nets(at).to(dtype), x=batch(dtype=dtype))
 
     return case
 
@@ -331,8 +310,7 @@ def of_dtypes(here: torch.dtype, there: torch.dtype) -> Case:
 def of_widths(here: int, there: int) -> Case:
     def case(at: Place, fault: bool) -> None:
         width = there if fault else here
-        model = Net([at.group] * 2, width)
-        at.trains(compiled(model, SAVE), model, batch(width=width))
+        trains(at, Net([at.group] * 2, width), x=batch(width=width))
 
     return case
 
@@ -341,13 +319,9 @@ def left_out(how: str) -> Case:
     """Who is at fault compares nothing."""
 
     def case(at: Place, fault: bool) -> None:
-        model = nets(at)
-        options = {}
-        if fault and how == "agree":
-            options["agree"] = False
-        elif fault:
+        if fault and how != "agree":
             os.environ["POLICYLANG_AGREE"] = "0"
-        at.trains(compiled(model, SAVE, **options), model, batch())
+        trains(at, nets(at), **({"agree": False} if fault and how == "agree" else {}))
 
     return case
 
@@ -355,13 +329,11 @@ def left_out(how: str) -> Case:
 def nobody_compares(at: Place, fault: bool) -> None:
     """What is decided differently has no collective in it."""
     os.environ["POLICYLANG_AGREE"] = "0"
-    model = nets(at)
-    at.trains(compiled(model, SAVE + "recompute mm\n" * fault), model, batch())
+    trains(at, nets(at), SAVE + "recompute mm\n" * fault)
 
 
 def fails_in_the_forward(at: Place, fault: bool) -> None:
-    model = Broken(nets(at), error=fault)
-    at.trains(compiled(model, SAVE), model, batch())
+    trains(at, Broken(nets(at), error=fault))
 
 
 def fails_in_a_block(error: type[BaseException]) -> Case:
@@ -379,9 +351,8 @@ def fails_in_a_block(error: type[BaseException]) -> Case:
 
 
 def writes_garbage(at: Place, fault: bool) -> None:
-    model = nets(at)
     with mock.patch.object(meeting, "pack", return_value="gAOVCg==") if fault else nullcontext():
-        at.trains(compiled(model, SAVE), model, batch())
+        trains(at, nets(at))
 
 
 def under_other_names(at: Place, fault: bool) -> None:
@@ -596,7 +567,7 @@ def no_thread_runs(at: Place, fault: bool) -> None:
     if not at.faulty:
         return  # once is enough: there is no fault in it
     model = nets(at)
-    at.trains(compiled(model, SAVE), model, batch())
+    trains(at, model)
     running = [thread.name for thread in threading.enumerate() if thread.name.startswith("policylang")]
     assert not running, f"threads of policylang's run: {running}"
 
@@ -605,11 +576,10 @@ def is_late(seconds: float, noticed: float) -> Case:
     """``noticed``: seconds after which the others say whom they wait for."""
 
     def case(at: Place, fault: bool) -> None:
-        model = nets(at)
         if fault:
             time.sleep(seconds)
         with mock.patch.object(meeting, "NOTICE", noticed):
-            at.trains(compiled(model, SAVE), model, batch())
+            trains(at, nets(at))
 
     return case
 
@@ -618,38 +588,34 @@ def holds_the_lock(seconds: int) -> Case:
     """No other thread of the rank runs meanwhile."""
 
     def case(at: Place, fault: bool) -> None:
-        model = nets(at)
         if fault:
             ctypes.PyDLL(None).sleep(seconds)
-        at.trains(compiled(model, SAVE), model, batch())
+        trains(at, nets(at))
 
     return case
 
 
 def is_killed(at: Place, fault: bool) -> None:
-    model = nets(at)
     if fault:
         os.kill(os.getpid(), signal.SIGKILL)
-    at.trains(compiled(model, SAVE), model, batch())
+    trains(at, nets(at))
 
 
 def is_stopped(seconds: int) -> Case:
     def case(at: Place, fault: bool) -> None:
-        model = nets(at)
         if fault:
             waker = subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
             os.kill(os.getpid(), signal.SIGSTOP)
             waker.wait()
-        at.trains(compiled(model, SAVE), model, batch())
+        trains(at, nets(at))
 
     return case
 
 
 def never_comes(at: Place, fault: bool) -> None:
     """Who is at fault does something else, and is there all the time."""
-    model = nets(at)
     if not fault:
-        at.trains(compiled(model, SAVE), model, batch())
+        trains(at, nets(at))
 
 
 def reads_its_policy(fault: bool) -> None:

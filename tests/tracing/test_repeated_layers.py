@@ -24,6 +24,7 @@ from policylang.simulation.streams import step_time
 from policylang.torch_compat.distributed import pretended_ranks
 from policylang.tracing.alike import alike, shortened
 from policylang.tracing.configured import StepSizes, built
+from tests.support.drawn import slow
 
 
 class Layer(nn.Module):
@@ -81,10 +82,7 @@ def from_few(make: Callable[[], nn.Module], facts: Callable[..., Facts]) -> Fact
 
 @pytest.mark.parametrize(
     ("kinds", "stretch"),
-    [
-        ("WWAAAAAAN", Repeated("layers", 2, 1, 3)),
-        pytest.param("WAGAGAGAGAGA", Repeated("layers", 1, 2, 3), marks=pytest.mark.slow),
-    ],
+    [("WWAAAAAAN", Repeated("layers", 2, 1, 3)), slow("WAGAGAGAGAGA", Repeated("layers", 1, 2, 3))],
 )
 def test_a_stretch_of_layers_is_found_and_repeated(kinds: str, stretch: Repeated) -> None:
     facts = traced(lambda: Stack(kinds), torch.randn(2, 8))

@@ -23,6 +23,7 @@ from policylang.torch_compat.distributed import pretended_ranks
 from policylang.tuning.evaluation import Budget
 from policylang.tuning.tuner import Tuner
 from tests.support import models
+from tests.support.drawn import slow
 
 CPU = torch.device("cpu")
 POLICIES = {
@@ -116,7 +117,7 @@ def assert_close(name: str, text: str) -> None:
     assert found * 0.985 <= planned <= found * (1.05 + MORE.get(name, 0.0)), text
 
 
-LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in [*MODELS][2:]]
+LARGE = [slow(name) for name in [*MODELS][2:]]
 FITTING = ("resnet", "opt", "llama", "vit")
 """The others are traced with operators that they do without in eager, and a rule that names one matches nothing."""
 
@@ -127,10 +128,7 @@ def test_a_peak_is_planned_as_it_comes_out(name: str, policy: str) -> None:
     assert_close(name, BLOCKS.get(name, "") + POLICIES[policy])
 
 
-@pytest.mark.parametrize(
-    ("name", "shares"),
-    [("mlp", (0.3,)), *(pytest.param(each, (0.0, 0.3, 0.6), marks=pytest.mark.slow) for each in FITTING)],
-)
+@pytest.mark.parametrize(("name", "shares"), [("mlp", (0.3,)), *(slow(each, (0.0, 0.3, 0.6)) for each in FITTING)])
 def test_a_tuned_policy_keeps_its_budget(name: str, shares: tuple[float, ...]) -> None:
     facts = traced(name)
     profile = read_device("h100-sxm")

@@ -27,7 +27,7 @@ from policylang.planning.edits.other_ranks import UNASKED
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan as make_plan
-from tests.support.drawn import SEARCHES, drawn
+from tests.support.drawn import SEARCHES, drawn, slow
 from tests.support.edited import assert_facts_hold
 from tests.support.lines import ATEN, Builder, EveryRank, lies_as, picking
 from tests.support.shared_graphs import BACKWARD, JOINT, process_groups, recorded, shared_facts, shared_graph
@@ -83,11 +83,7 @@ class GatheredAndCut:
 
 @pytest.mark.parametrize(
     ("shape", "piece", "dim"),
-    [
-        ((2, 2), False, 1),
-        ((2, 2), True, 0),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in product(SQUARE[1:], (False, True), (0, 1))),
-    ],
+    [((2, 2), False, 1), ((2, 2), True, 0), *(slow(*each) for each in product(SQUARE[1:], (False, True), (0, 1)))],
 )
 def test_a_cut_at_the_place_in_another_dimension_is_left_on_every_rank(shape, piece, dim) -> None:
     """On a square mesh the two places are equal on some ranks, which would take their gather out alone."""
@@ -195,7 +191,7 @@ def test_round_trips_inside_each_other_both_go(dims: tuple[int, int], piece: boo
     assert [node.target for node in ranks.graphs[3].graph.nodes] == ["shard", ATEN.mul.Tensor, "output"]
 
 
-@pytest.mark.parametrize("count", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, 2, slow(3)])
 def test_every_order_of_the_statements_with_repetitions(count: int) -> None:
     made: dict[str, int] = {}
     for statements in product(STATEMENTS, repeat=count):
@@ -371,7 +367,7 @@ def test_what_reads_a_fused_value_has_the_shape_that_it_had() -> None:
 @pytest.mark.parametrize(
     ("key", "name", "text", "able"),
     [
-        pytest.param("joint", JOINT, FUSE_RECORDED, HALF, marks=pytest.mark.slow),
+        slow("joint", JOINT, FUSE_RECORDED, HALF),
         ("backward", BACKWARD, FUSE_RECORDED, HALF),
         ("backward over dp", BACKWARD, f"{FUSE_RECORDED} over dp", HALF),
         ("backward over dp and tp", BACKWARD, f"{FUSE_RECORDED} over dp, tp", HALF),
@@ -394,7 +390,7 @@ def test_the_reason_of_every_refusal(key: str, name: str, text: str, able: Capab
     [
         ("bucket all_gather per block", "all_gather", 480, 226, 2),
         ("bucket reduce_scatter per block", "reduce_scatter", 323, 101, 2),
-        pytest.param("bucket all_gather up to 64 MiB", "all_gather", 480, 188, None, marks=pytest.mark.slow),
+        slow("bucket all_gather up to 64 MiB", "all_gather", 480, 188, None),
     ],
 )
 def test_the_collectives_of_a_recorded_backward_become_fewer(line, kind, before, after, most) -> None:
