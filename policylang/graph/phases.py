@@ -73,11 +73,10 @@ def normalise(raw: str) -> tuple[str, str]:
 
 def raw_path(meta: Mapping[str, Any]) -> str:
     """The innermost module of a node as torch left it; a backward node has that of its forward node."""
-    custom = meta.get("custom")
-    if custom and (annotated := custom.get(MODULE_ANNOTATION)):
+    if annotated := marks.custom(meta).get(MODULE_ANNOTATION):
         return str(annotated)
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
-    if not stack:
+    if not stack or not isinstance(stack, dict):
         return ""
     entry = next(reversed(stack.values()))
     return str(entry[0] if isinstance(entry, tuple) else entry)
@@ -325,7 +324,7 @@ def _claim_for_backward(
 
 
 NO_PHASES = "APL340"
-NOT_FLAT_ATEN = "APL341"
+NOT_FLAT_ATEN, SAME_NAME = "APL341", "APL300"
 
 _PHASE_OF = {"placeholder": Phase.INPUT, "get_attr": Phase.INPUT, "output": Phase.OUTPUT}
 _FORWARD_TAGS = ("is_forward", "must_be_in_forward")
@@ -479,8 +478,15 @@ def check_kind(kind: GraphKind, marks: PhaseMarks) -> None:
 
 
 def check_operators(nodes: Sequence[fx.Node]) -> None:
-    """Raises ``PolicyGraphError`` (APL341) for a graph that calls modules and methods rather than operators."""
+    """Raises ``PolicyGraphError`` for a graph that calls modules and methods rather than operators (APL341), and for
+    one in which two nodes have one name (APL300)."""
+    names = set[str]()
     for node in nodes:
+        if node.name in names:
+            message = f"two nodes of the graph have the name `{node.name}`, and plans tell nodes apart by their names"
+            help = "give each node a name of its own, as `torch.fx.Graph` does where nobody sets `node.name`"
+            raise PolicyGraphError([diagnose(SAME_NAME, message, help=help)])
+        names.add(node.name)
         if node.op in ("call_module", "call_method"):
             kind = node.op.removeprefix("call_")
             message = f"`{node.name}` calls the {kind} `{node.target}`, and policies are about operators"

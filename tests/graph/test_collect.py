@@ -233,6 +233,25 @@ def test_a_graph_of_modules_is_refused_with_the_node_named() -> None:
     assert "policylang.backend" in (diagnostic.help or "")
 
 
+def test_two_nodes_of_one_name_are_refused_before_anything_changes() -> None:
+    graph = fx.Graph()
+    first = graph.call_function(torch.ops.aten.cos.default, (graph.placeholder("x"),))
+    second = graph.call_function(torch.ops.aten.sin.default, (first,))
+    graph.output(second)
+    second.name = first.name
+    with pytest.raises(PolicyGraphError, match=rf"APL300.*two nodes of the graph have the name `{first.name}`"):
+        collect(graph)
+
+
+def test_annotations_that_are_none_of_torchs_are_passed_over() -> None:
+    graph = fx.Graph()
+    node = graph.call_function(torch.ops.aten.sin.default, (graph.placeholder("x"),))
+    node.meta.update(custom=7, nn_module_stack="layers.0", stack_trace=3, seq_nr="q")
+    graph.output(node)
+    facts = collect(graph)
+    assert facts.modules[facts.index[node.name]] == ""
+
+
 def test_an_empty_graph_has_facts() -> None:
     graph = fx.Graph()
     graph.output(())
