@@ -49,12 +49,12 @@ def first_pair(messages: Mapping[int, RankMessage]) -> Pair | None:
     other = next((rank for rank in sorted(messages) if (messages[rank].digest, messages[rank].subject) != digest), None)
     if other is not None:
         return first, other
+    firsts: dict[MeetingKey, dict[tuple[str, ...], int]] = {}
     for rank in sorted(messages):
-        for number, group in enumerate(messages[rank].by_group):
-            for member in group.ranks:
-                if group not in messages[member].by_group[number : number + 1]:
-                    return min(rank, member), max(rank, member)
-    return None
+        for key in messages[rank].keys:
+            firsts.setdefault(key, {}).setdefault(messages[rank].over(key), rank)
+    pairs = (sorted(each.values())[:2] for each in firsts.values() if len(each) > 1)
+    return min(((first, second) for first, second in pairs), default=None)
 
 
 def between(subject: str, messages: Mapping[int, RankMessage], contents: Mapping[int, StepContent]) -> Found:
@@ -288,4 +288,4 @@ def _runs(rank: int, call: CollectiveCall | None) -> str:
 
 
 def _over(key: MeetingKey) -> str:
-    return f"group `{key.group}` of ranks {rank_account.ranges(key.ranks)}"
+    return f"group `{key.group}` of ranks {key.members}"

@@ -13,6 +13,12 @@ groups read the same messages, and reach the same verdict without further messag
 Of two that differ, the second writes the text of its digest, and the first reads it and reports the difference to all.
 After a step, a rank deletes its messages of the step before. The last rank that leaves a meeting deletes the rest.
 
+**A count.** Ranks that are alike need not read each other: a thousand would read a million messages. Before it writes
+its message, a rank adds itself, for each of its groups, to a count of members that send the same there and take the
+same groups to be connected: those that were when it last had these groups, and at first its own. Whoever completes the
+count of the last group says so: all members of all these groups have sent the same, and are in no other group. Nothing
+else follows from counts. Who waits for a rank, or whose count stays incomplete, reads the messages.
+
 **An end.** A rank that finds why nobody can continue writes it under every key that it concerns; of several, the first
 counts. A rank that reads it copies it to the keys that it knows, and raises. The message stays for ranks that are late.
 
@@ -52,6 +58,7 @@ _MOST = 7 << 20  # bytes in one value of a store, which takes 8 MiB
 _KEPT = 8  # absences that are repeated with every message
 _REASON = 1000
 _T = TypeVar("_T")
+_Group = tuple[str, str]  # its c10d name, and its ranks as text
 
 
 def is_on() -> bool:
@@ -78,6 +85,8 @@ class RankHistory:
     absences: tuple[rank_account.Absence, ...] = ()
     told: set[str] = field(factory=set)
     """The known absences of other ranks."""
+    connected: dict[frozenset[_Group], frozenset[_Group]] = field(factory=dict)
+    """By the groups of this rank those that were connected when it last read the messages of all their ranks."""
     _visits: threading.local = field(factory=threading.local)
     """By thread and topic the number of visits: threads run in no order that ranks share."""
 
@@ -122,8 +131,7 @@ class MessageStore:
 
     def _join(self) -> Any:
         found, key = distributed.own_connection(self.default()), f"{PREFIX}/rank/{self.rank}"
-        token = distributed.read_all(found, [key])
-        if token is None or token[0] != self.earlier.token.encode():
+        if distributed.read_one(found, key) != self.earlier.token.encode():
             self.earlier = RankHistory()  # others start anew with this store, too
             found.set(key, self.earlier.token)
         self._connection = found
@@ -133,19 +141,18 @@ class MessageStore:
         text = pack(value)
         self._ask(lambda to: to.set(f"{PREFIX}/{key}", text))
 
-    def read(
-        self, kind: type[_T], keys: Sequence[str], how: Callable[[type[_T], bytes], _T] = rank_account.unpack
-    ) -> list[_T] | None:
+    def read_all(self, keys: Sequence[str]) -> list[RankMessage] | None:
         """None where one of them is not there."""
         found = self._ask(lambda at: distributed.read_all(at, [f"{PREFIX}/{key}" for key in keys]))
-        return None if found is None else [_read(how, kind, *each) for each in zip(keys, found, strict=True)]
+        how = rank_account.unpack
+        return None if found is None else [_read(how, RankMessage, *each) for each in zip(keys, found, strict=True)]
 
-    def read_one(self, kind: type[_T], key: str) -> _T | None:
-        found = self.read(kind, [key])
-        return found[0] if found else None
+    def read(self, kind: type[_T], key: str, how: Callable[[type[_T], bytes], _T] = rank_account.unpack) -> _T | None:
+        found = self._ask(lambda at: distributed.read_one(at, f"{PREFIX}/{key}"))
+        return None if found is None else _read(how, kind, key, found)
 
-    def has(self, key: str) -> bool:
-        return bool(self._ask(lambda at: at.check([f"{PREFIX}/{key}"])))
+    def has(self, *keys: str) -> bool:
+        return bool(self._ask(lambda at: at.check([f"{PREFIX}/{key}" for key in keys])))
 
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -166,12 +173,11 @@ class MessageStore:
             self._ask(lambda to: to.set(f"{PREFIX}/{key}", data))
 
     def read_content(self, key: str) -> rank_account.StepContent | None:
-        found = self.read(rank_account.StepContent, [key], rank_account.decompress)
-        return found[0] if found else None
+        return self.read(rank_account.StepContent, key, rank_account.decompress)
 
     def end_of(self, keys: Iterable[rank_account.MeetingKey]) -> rank_account.EndOfComparison | None:
         """Why comparisons under some keys have ended."""
-        return next(filter(None, (self.read_one(rank_account.EndOfComparison, key.end) for key in keys)), None)
+        return next(filter(None, (self.read(rank_account.EndOfComparison, key.end) for key in keys)), None)
 
     def say(self, status: RankStatus) -> None:
         """Tell other ranks what this one does."""
@@ -180,7 +186,7 @@ class MessageStore:
             self.said = status
 
     def status(self, rank: int) -> RankStatus:
-        return self.read_one(RankStatus, f"status/{rank}") or RankStatus()
+        return self.read(RankStatus, f"status/{rank}") or RankStatus()
 
     def be_absent(self, topic: str, graph: str, reason: str) -> None:
         """Report that this rank takes no part in what others may compare (see :class:`Absence`)."""
@@ -218,9 +224,8 @@ NOTICE = 10.0
 """Seconds after which a rank reports whom it waits for; then whenever it has waited twice as long."""
 _LOOK = 0.25  # seconds between two looks at why a rank has not sent anything yet
 _FEW = 32
-"""Ranks that are looked at one by one. Where more are awaited, looks become rarer: a thousand that wait for a thousand
-others would bring the store down."""
-_LONGEST = 4.0
+"""Ranks that are looked at one by one. Where more are connected, looks are as many times rarer: a thousand that wait
+for a thousand others would bring the store down."""
 _CIRCLE = 4
 """Consecutive polls after which ranks that wait for each other get that error: a better reason may arrive before."""
 _REPLY = 20.0  # seconds to wait for the text of a rank that has sent a digest
@@ -265,8 +270,15 @@ class Meeting:
     _messages: dict[int, RankMessage] = field(factory=dict)  # the last that were read, by rank
     _reached: dict[rank_account.MeetingKey, RankMessage] = field(factory=dict)
     """All connected keys, and the message that names each."""
+    _shared: dict[int, list[rank_account.MeetingKey]] = field(factory=dict)
+    """The connected keys by rank, of those that have sent something and others."""
     _awaited: dict[int, rank_account.MeetingKey] = field(factory=dict)
     """The ranks that have not sent anything yet, and a key under which they will."""
+    _connected: Sequence[rank_account.MeetingKey] = ()
+    """The keys that this rank takes to be connected, before it has read any message."""
+    _agreed: str = ""
+    """The store's key that says of a step that all ranks of these have sent the same."""
+    _counts: list[str] = field(factory=list)
     _sent: list[str] = field(factory=list)
     _waits: bool = False  # it has sent its epoch
     _circle: tuple[tuple[str, ...], int] = ((), 0)
@@ -278,23 +290,25 @@ class Meeting:
 
     def _come(self, at_least: int = 0) -> None:
         topic, history = rank_account.address_of(self.topic), self.store.history
-        found = [rank_account.MeetingKey(topic, group, tuple(sorted(ranks)), 0) for group, ranks in self.groups.items()]
+        own = frozenset((group, rank_account.ranges(sorted(ranks))) for group, ranks in self.groups.items())
+        found = [rank_account.MeetingKey(topic, *each, 0) for each in own]
         places = {key.place: key for key in found}
         epoch = history.come_to(topic, max(at_least, *(history.epochs.get(place, 0) + 1 for place in places)))
         history.epochs.update(dict.fromkeys(places, epoch))
         self.keys = tuple(evolve(places[place], epoch=epoch) for place in sorted(places))
+        connected = history.connected.get(own, own)
+        self._connected = [evolve(self.keys[0], group=group, members=members) for group, members in connected]
         self._step, self._sent, self._waits = 0, [], False
 
     def leave(self) -> None:
         """This rank goes on. The last to do so takes away the messages of the last step."""
-        if not self._messages:
+        if not self._step:
             return
         with self._telling():
-            root = min(self._reached, key=lambda key: (key.place, key.epoch))
-            if self.store.count(root.done) == len(self._messages):
-                messages = self._messages.values()
-                self.store.remove(key.message(each.rank, self._step) for each in messages for key in each.keys)
-                self.store.remove([root.done])
+            root = min(self._connected, key=lambda key: key.place)
+            if self.store.count(root.done) == len(self._messages_of_all()):
+                self.store.remove(key.message(rank, self._step) for key in self._connected for rank in key.ranks)
+                self.store.remove([root.done, self._agreed])
 
     # --- what is compared ---
 
@@ -356,7 +370,7 @@ class Meeting:
                     self._exchange_once(step)
                     return self._messages
                 except _BehindOthers as behind:
-                    self.store.remove([*self._sent, *(key.at(self.store.rank) for key in self.keys)])
+                    self.store.remove([*self._sent, *self._counts, *(key.at(self.store.rank) for key in self.keys)])
                     self._come(at_least=behind.epoch)
 
     def _exchange_once(self, step: rank_account.ComparedStep) -> None:
@@ -366,40 +380,93 @@ class Meeting:
         self._mine = RankMessage(
             rank, step.name, step.digest, self.keys, self.label, policy, step.by_group, self.operators, absences
         )
+        self._messages, self._reached, self._shared, self._awaited = {}, {}, {}, {}
+        self._count()  # first: whoever has read all messages may take the counts away
         for key in self._sent:
             self.store.write(key, self._mine)
-        self._messages, self._reached, self._awaited = {}, {}, {}
+        self._sent.append(self._agreed)
         self._hear(self.keys)
         self._take(self._mine)
         self._wait()
         self._hear(self._reached)
+        if self._awaited:  # and none has to be read
+            self._messages = {rank: self._mine}
+        else:
+            self._connected = list(self._reached)
+            own, connected = (
+                frozenset((key.group, key.members) for key in keys) for keys in (self.keys, self._reached)
+            )
+            self.store.history.connected[own] = connected
+            self.store.remove(self._counts)
         self.store.remove([*before, *(key.at(self.store.rank) for key in self.keys if self._waits)])
         self._waits = False
         self._say_nothing()
 
+    def _count(self) -> None:
+        """Add this rank to the counts of its groups. Who completes the last of all says that they are."""
+        among = rank_account.address_of(*sorted(key.place for key in self._connected))
+        self._agreed = f"{among}/{self.keys[0].epoch}/{self._step}/agreed"
+        self._counts = [f"{self._agreed}/groups"]
+        if not all(absence.topic for absence in self._mine.absences):
+            return  # somebody has to read why this rank stopped before
+        for key in self.keys:
+            said = self._mine.subject, self._mine.digest, self._mine.policy, *self._mine.over(key)
+            self._counts.append(f"{self._agreed}/{key.place}/{rank_account.address_of(*said)}")
+            if self.store.count(self._counts[-1]) < len(key.ranks):
+                continue
+            self.store.remove([self._counts.pop()])
+            if self.store.count(self._counts[0]) == len(self._connected):
+                self._hear(self._connected)
+                self.store.remove([self._counts.pop(0)])
+                self.store.count(self._agreed)
+
+    def _messages_of_all(self) -> list[str]:
+        """A key of the message of each rank."""
+        keys = {rank: key for key in self._connected for rank in key.ranks}
+        return [key.message(rank, self._step) for rank, key in keys.items()]
+
     def _wait(self) -> None:
-        """Until every connected rank has sent its message."""
+        """Until every connected rank has sent its message, or is known to have sent the same."""
         started = looked = time.monotonic()
         since = datetime.now()
-        pause, look, notice = 0.001, _LOOK, NOTICE
-        while self._awaited:
-            if self._read(dict(self._awaited)):
-                continue
+        pause, notice, due, unlike = 0.001, NOTICE, True, False
+        everyone = self._messages_of_all()
+        while self._awaited and not self.store.has(self._agreed):
+            times = max(1.0, len(everyone) / _FEW, len(self._awaited) / _FEW)
+            if due or times == 1:
+                unlike = unlike or (self.store.has(*everyone) and not self.store.has(self._agreed))
+                if unlike and self._read(dict(self._awaited)):
+                    continue
             time.sleep(pause)
-            few = len(self._awaited) <= _FEW
-            pause = min(2 * pause, 0.1 if few else 1.0)
+            pause = min(2 * pause, 0.1 * times, 1.0)
             now = time.monotonic()
-            if now - looked < look:
+            due = now - looked >= _LOOK * times
+            if not due:
                 continue
-            looked, look = now, _LOOK if few else min(1.5 * look, _LONGEST)
-            self._look()
-            if self._awaited and now - started > self.timeout:
+            looked = now
+            self._look(_FEW if times == 1 else _FEW // 4)
+            unlike |= times == 1 or now - started > notice  # others may be connected than it takes to be
+            if now - started > self.timeout:
                 raise _Ended(self._missing(now - started))
-            if self._awaited and now - started > notice:
+            if now - started > notice:
                 notice *= 2
                 waiting = "rank %d waits for %s to compare %s: for %.0f s, since %s"
-                whom = rank_account.named(list(self._awaited))
+                whom = rank_account.named(self._absent(_FEW) or list(self._awaited))
                 log.warning(waiting, self.store.rank, whom, self.label, now - started, f"{since:%H:%M:%S}")
+
+    def _absent(self, most: int) -> list[int]:
+        """The first awaited ranks that have not sent anything yet, looked for by halves."""
+        found, parts = list[int](), [sorted(self._awaited)]
+        while parts and len(found) < most:
+            ranks = parts.pop()
+            if self.store.has(*(self._awaited[rank].message(rank, self._step) for rank in ranks)):
+                continue
+            half = len(ranks) // 2
+            if half:
+                parts += ranks[half:], ranks[:half]
+            else:
+                found += ranks
+        return found
 
     def _hear(self, keys: Iterable[rank_account.MeetingKey]) -> None:
         """Raises if another rank has reported that nobody can continue."""
@@ -409,7 +476,7 @@ class Meeting:
 
     def _read(self, ranks: Mapping[int, rank_account.MeetingKey]) -> bool:
         """Read what these have sent, if all of them have."""
-        messages = self.store.read(RankMessage, [key.message(rank, self._step) for rank, key in ranks.items()])
+        messages = self.store.read_all([key.message(rank, self._step) for rank, key in ranks.items()])
         for message in messages or ():
             self._check_absences(message.absences)
             self._take(message)
@@ -418,32 +485,33 @@ class Meeting:
     def _take(self, message: RankMessage) -> None:
         self._messages[message.rank] = message
         self._awaited.pop(message.rank, None)
-        for key, other in self._reached.items():
-            if message.rank in key.ranks and key not in message.keys:
-                raise _Ended(rank_account.EndOfComparison.of(differences.not_shared(message, key, other)))
+        for key in self._shared.get(message.rank, ()):
+            self._check_shared(message, key)
         for key in message.keys:
             if key in self._reached:
                 continue
             self._reached[key] = message
             for rank in key.ranks:
-                if rank not in self._messages:
+                self._shared.setdefault(rank, []).append(key)
+                if rank in self._messages:
+                    self._check_shared(self._messages[rank], key)
+                else:
                     self._awaited[rank] = key
-                elif key not in self._messages[rank].keys:
-                    found = differences.not_shared(self._messages[rank], key, message)
-                    raise _Ended(rank_account.EndOfComparison.of(found))
+
+    def _check_shared(self, message: RankMessage, key: rank_account.MeetingKey) -> None:
+        if key not in message.keys:
+            found = differences.not_shared(message, key, self._reached[key])
+            raise _Ended(rank_account.EndOfComparison.of(found))
 
     # --- why somebody has not come ---
 
-    def _look(self) -> None:
-        """Raises where waiting on makes no sense."""
+    def _look(self, most: int) -> None:
+        """Raises where waiting on makes no sense. ``most``: the ranks that are looked at."""
         self._hear(self._reached)
-        few = sorted(self._awaited, key=int)[:_FEW]
-        for rank in few:
-            if rank in self._awaited:
-                self._read({rank: self._awaited[rank]})
-        if not self._awaited:
+        few = self._absent(most)
+        if not few:
             return
-        absences, first = self.store.history.absences, min(self._awaited)
+        absences, first = self.store.history.absences, few[0]
         if self.store.alone:
             awaited = self._awaited[first].message(first, self._step)
             self.store.say(RankStatus("waiting", self.label, absences, self.keys, awaited, first))
@@ -452,8 +520,8 @@ class Meeting:
         for key in self.keys if self._step == 1 else ():  # nothing is compared yet: others may be ahead
             if not self._waits:
                 self.store.write(key.at(self.store.rank), key)
-            for rank in key.ranks[:_FEW]:
-                other = None if rank == self.store.rank else self.store.read_one(rank_account.MeetingKey, key.at(rank))
+            for rank in key.ranks[:most]:
+                other = None if rank == self.store.rank else self.store.read(rank_account.MeetingKey, key.at(rank))
                 if other is not None and other.epoch > key.epoch:
                     raise _BehindOthers(other.epoch)
         self._waits |= self._step == 1
@@ -485,7 +553,8 @@ class Meeting:
 
     def _missing(self, seconds: float) -> rank_account.EndOfComparison:
         """Who has not come, and what each of these ranks is seen to do."""
-        statuses = {rank: self.store.status(rank) for rank in self._awaited}
+        absent = self._absent(len(self._awaited)) or self._awaited
+        statuses = {rank: self.store.status(rank) for rank in absent}
         does = {
             "waiting": "; it waits for other ranks, with {}",
             "stopped": "; it stopped elsewhere: {}",

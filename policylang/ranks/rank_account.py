@@ -17,7 +17,8 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from attrs import evolve, field, frozen
@@ -49,14 +50,22 @@ class MeetingKey:
     topic: str
     group: str
     """Its c10d name, the same on all members."""
-    ranks: tuple[int, ...]
-    """Global, sorted."""
+    members: str = field()
+    """Its global ranks, as :func:`ranges` writes them."""
     epoch: int
     """The number of times a rank has reached the topic."""
 
+    @members.validator
+    def _are_ranks(self, _field: object, text: str) -> None:
+        ranks_in(text)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return ranks_in(self.members)
+
     @property
     def place(self) -> str:
-        return address_of(self.topic, self.group, ranges(self.ranks))
+        return address_of(self.topic, self.group, self.members)
 
     def message(self, rank: int, step: int) -> str:
         """The store key of a rank's message in one step, counted from 1."""
@@ -82,9 +91,8 @@ class GroupDigest:
     """A digest of what a rank is about to run over one process group; the same on every member."""
 
     name: str
-    ranks: tuple[int, ...]
-    """Global, in group order."""
     digest: str
+    """Of its ranks, in group order, and the collectives."""
 
 
 @frozen
@@ -124,6 +132,10 @@ class RankMessage:
     """In the order in which the graph first uses the groups."""
     graph: str = ""
     absences: tuple[Absence, ...] = ()
+
+    def over(self, key: MeetingKey) -> tuple[str, ...]:
+        """What has to be equal on the members of a group: the place of the group among all, and its digest."""
+        return tuple(f"{at} {each.digest}" for at, each in enumerate(self.by_group) if each.name == key.group)
 
     def misses(self, absence: Absence) -> bool:
         """It waits for a rank that is absent."""
@@ -219,6 +231,20 @@ def ranges(ranks: Sequence[int]) -> str:
             parts.append(f"{ranks[start]}-{ranks[end]}" + (f"/{step}" if step > 1 else ""))
         start = end + 1
     return ",".join(parts)
+
+
+@lru_cache(4096)
+def ranks_in(text: str) -> tuple[int, ...]:
+    """The inverse of :func:`ranges`. Raises ``ValueError`` for what it would not write."""
+    parts = []
+    for part in text.split(","):
+        start, _, rest = part.partition("-")
+        end, _, step = rest.partition("/")
+        parts.append(range(int(start), int(end or start) + 1, int(step or 1)))
+    found = tuple(chain(*parts)) if sum(map(len, parts)) <= LONGEST else ()
+    if ranges(found) != text:
+        raise ValueError(f"{text[:80]!r} in place of ranks")
+    return found
 
 
 def in_order(ranks: Sequence[int]) -> str:
@@ -442,7 +468,7 @@ def _by_group(collectives: Sequence[CollectiveCall]) -> tuple[GroupDigest, ...]:
     for each in collectives:
         calls.setdefault(each.group, []).append(each)
     return tuple(
-        GroupDigest(name, found[0].ranks, digest_of(f"{each.when} {each}" for each in found))
+        GroupDigest(name, digest_of([in_order(found[0].ranks), *(f"{each.when} {each}" for each in found)]))
         for name, found in calls.items()
     )
 

@@ -279,10 +279,17 @@ def place_among_ranks() -> str:
     return f"{dist.get_rank()} of {dist.get_world_size()}" if _initialized() else ""
 
 
+def read_one(store: Any, key: str) -> bytes | None:
+    """A value of a store; None where it is not there. ``get`` would wait for it, also for one that was taken away since
+    a look: a comparison with what nobody writes does not. Raises ``RuntimeError`` where the store is gone."""
+    found: bytes = store.compare_set(key, "\0", "\0")
+    return None if found == b"\0" else found
+
+
 def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
     """Values of a store, without waiting for those that are not there; None then. ``multi_get`` waits for what is
-    missing as long as the store's own timeout, and a rank may take away what it has posted between a look and the
-    reading. Raises ``RuntimeError`` where the store is gone."""
+    missing as long as the store's own timeout, or has nothing for it: a rank may take away what it has posted between a
+    look and the reading. Raises ``RuntimeError`` where the store is gone."""
     if not store.check(list(keys)):
         return None
     try:
@@ -291,7 +298,7 @@ def read_all(store: Any, keys: Sequence[str]) -> list[bytes] | None:
         if store.check(list(keys)):
             raise
         return None
-    return found
+    return None if b"" in found else found
 
 
 def shortest_timeout(groups: Iterable[str]) -> float:

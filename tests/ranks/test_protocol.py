@@ -168,6 +168,20 @@ def test_every_fault_is_told_to_whom_it_concerns_and_to_nobody_later(program, se
             assert found[rank][number] in expected(rank, episode), (number, rank, episode, found)
 
 
+def test_ranks_that_are_alike_read_each_other_only_where_their_groups_are_new() -> None:
+    episode = Episode("apply", tuple(SETS[4][3]), WELL, 0)
+    own, read = MessageStore.read_all, list[str]()
+
+    def read_all(self: MessageStore, keys: Sequence[str]) -> object:
+        found = own(self, keys)
+        read.extend(keys if found is not None else ())
+        return found
+
+    with mock.patch.object(MessageStore, "read_all", read_all), mock.patch.object(meeting, "_LOOK", 100.0):
+        assert run(4, [episode] * 3, 0) == [[""] * 3] * 4
+    assert len(read) == 4 * 3, "in one step of the first comparison, each those of the other three"
+
+
 def test_threads_with_groups_of_their_own_never_meet() -> None:
     """Each rank compares three models in the threads of a pool, in an order of its own; the topics are the same."""
     store = dist.HashStore()
@@ -228,7 +242,7 @@ def test_what_no_rank_has_written_is_said(text: str) -> None:
 
 
 RANKS = st.sets(st.integers(0, 300), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
-KEY = rank_account.MeetingKey("ab", "tp", (0, 1), 2)
+KEY = rank_account.MeetingKey("ab", "tp", "0,1", 2)
 ABSENCE = rank_account.Absence("x.1", 1, "ab", 3, "", "says \ud800 `it`")
 
 
