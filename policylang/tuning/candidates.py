@@ -246,6 +246,13 @@ class Candidates:
         rows += [(*row[:4], 1) for row in rows if blocks > 1 and row[0] and row[1] and row[0] in fit]
         return np.array(rows, dtype=np.int64)
 
+    def likeness(self, at: int) -> tuple[int, ...]:
+        """Alike are candidates that take about as much more than composed: those with the same outside of blocks, and
+        of those that copy with the same in them."""
+        zone, rest, around, *_ = self.rows[at].tolist()
+        copies = any(Option.OFFLOAD in self.patterns[each] for each in (zone, rest, around))
+        return (around, zone, rest) if copies else (around,)
+
     def text(self, at: int) -> str | None:
         """The text of a candidate; None where 16 statements do not hold it."""
         zone, rest, around, number, last = self.rows[at].tolist()

@@ -7,6 +7,7 @@ by its simulated figures alone.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import inf
@@ -50,6 +51,8 @@ _MAY_BE_IDLE = 0.01
 """The share of the peak above which no line is tried: much of what it decides may be needed by nobody."""
 _MISSES = 4
 """So many candidates of hardly differing composed bytes are planned without one that takes less than the best."""
+_ALIKE = 3
+"""So many alike in a row that take more than composed tell that the next one does, by the least that they do."""
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
@@ -288,12 +291,19 @@ class Tuner:
             known.append(self.smallest(budget))
         known = [each for each in known if self.memory(each, budget) <= limit]
         best = min(known, key=lambda each: each.price, default=None)
+        above: dict[tuple[int, ...], deque[int]] = {}  # how much more than composed the last of a kind took
         for at in chosen.by_time:
             if best is not None and chosen.seconds[at] >= best.price - same:
                 break
-            made = self._candidate(chosen, at) if memory[at] <= limit else None
-            if made is not None and self.memory(made, budget) <= limit and (best is None or made.price < best.price):
-                best = made
+            if memory[at] > limit:
+                continue
+            last = above.setdefault(chosen.likeness(at), deque(maxlen=_ALIKE))
+            more = min(last) if len(last) == _ALIKE else 0
+            made = self._candidate(chosen, at) if memory[at] + more <= limit else None
+            if made is not None:
+                last.append(self.memory(made, budget) - memory[at])
+                if self.memory(made, budget) <= limit and (best is None or made.price < best.price):
+                    best = made
         return best
 
     def _cheapest(self, budget: Budget, limit: float) -> Candidate | None:
@@ -317,12 +327,9 @@ class Tuner:
         return best
 
     def _candidate(self, chosen: Candidates, at: int) -> Candidate | None:
-        """A candidate's simulated figures; None if it cannot be written, or would take less time than composed: the
-        search relies on a lower bound."""
+        """A candidate's simulated figures; None if it cannot be written."""
         text = chosen.text(at)
-        made = None if text is None else self.evaluation.of(text)
-        least = chosen.seconds[at] - _SAME * self.forward
-        return None if made is None or (made.price < least and not made.offloaded) else made
+        return None if text is None else self.evaluation.of(text)
 
 
 def undominated(found: Iterable[Candidate], memory: Callable[[Candidate], int]) -> list[Candidate]:

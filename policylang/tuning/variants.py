@@ -156,11 +156,11 @@ class Variants:
         offload, progress = self.allowed.offload, self._progress
         return Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=progress)
 
-    def _base(self, before: str, *, table: bool = False) -> _Base:
+    def _base(self, before: str, *, table: bool = False, detail: Detail | None = None) -> _Base:
         tuner = self._tuners[before] = self._tuners.get(before) or self._tuner(
             edited(self._tuned_facts, before, self.capabilities)
         )
-        return _Base(before, tuner, tuner.tuned(self.budget, table=table, detail=self._detail))
+        return _Base(before, tuner, tuner.tuned(self.budget, table=table, detail=detail or self._detail))
 
     def _answer(self, base: _Base, chosen: Candidate | None) -> Tuned | Infeasible:
         """What was tuned on a base, with its lines, and ``chosen`` in place of what the tuner chose."""
@@ -276,13 +276,13 @@ class Variants:
             if trial is None or self.memory(trial) > (1 - _WORTH) * self.memory(worst):
                 continue
             self._say(f"tuning with `{line.strip()}`")
-            other = self._base(before)
+            other = self._base(before, detail="figures")
             cost = self.memory if infeasible else self._cost
             if isinstance(other.found, Tuned) > (not infeasible) or (
                 isinstance(other.found, Tuned) is not infeasible and cost(other.best) < (1 - _WORTH) * cost(worst)
             ):
                 base = other
-        return base
+        return self._base(base.before) if base.before else base
 
     def _without_refused(self, text: str) -> str:
         """A text without the lines that there is something to say against, such as rules for what slices replace."""
