@@ -258,10 +258,10 @@ def without_idle(text: str, against: Sequence[Diagnostic]) -> str | None:
 
 
 def edited(facts: Facts, lines: str, capabilities: Capabilities) -> Facts:
-    """The facts of the graph that edits leave; the same object where these lines edit nothing, or name a module by a
-    word that the language reads otherwise."""
+    """The facts of the graph that edits leave; the same object where these lines edit nothing."""
     policy = parse_policy(lines).policy
-    return facts if policy is None else plan_edits(policy, facts, capabilities)[1]
+    assert policy is not None
+    return plan_edits(policy, facts, capabilities)[1]
 
 
 def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) -> Candidate:

@@ -1,8 +1,8 @@
 """From a budget to a policy. The candidates depend on graph and device; the budget only selects one.
 
-A candidate's cost in the search is the larger of its composed and its simulated figures: so more memory never costs
-time. Candidates are planned one at a time, the fastest first, so that few are. The best of all planned ones is chosen
-by its simulated figures alone.
+Candidates are composed of the figures of patterns, and planned one at a time, the fastest first, so that few are: the
+search ends where the next is composed to cost more than the best planned one costs. What candidates alike take more
+than composed is learned on the way. The best of all planned ones is chosen by its simulated figures alone.
 """
 
 from __future__ import annotations

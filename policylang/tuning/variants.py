@@ -22,6 +22,7 @@ from attrs import evolve, frozen
 from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind
 from policylang.language.diagnostics import Severity
+from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.costly import costly_lines
 from policylang.simulation.node_times import NodeTimes, node_times, operator_name
@@ -303,8 +304,10 @@ class Variants:
                 if "attention" in facts.targets[row]:
                     mixes.add(child)
         for child, count in products.items():
-            if count > len(blocks.names) and child not in mixes and child.isidentifier():
-                yield f"chunk module {child} in block into {_OF_MODULE}\n"
+            line = f"chunk module {child} in block into {_OF_MODULE}\n"
+            may_be = count > len(blocks.names) and child not in mixes
+            if may_be and parse_policy(line).policy is not None:  # Swin's `blocks` is a word of the language
+                yield line
 
     # --- order ---
 

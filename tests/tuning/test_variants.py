@@ -136,6 +136,12 @@ def test_a_sharded_step(path: PathName | None) -> None:
     assert found.tuned.chosen.step <= step < first.tuned.chosen.step
 
 
+def test_a_module_named_by_a_word_of_the_language_is_not_cut() -> None:
+    facts = load(GRAPHS / "tutorial.graph")
+    facts = attrs.evolve(facts, modules=tuple(each.replace(".mlp", ".blocks") for each in facts.modules))  # as in Swin
+    assert "chunk module" not in tune(facts, peak="48 MiB", device=DEVICE).rules
+
+
 @pytest.mark.slow
 def test_an_mlp_is_cut_where_nothing_else_fits() -> None:
     facts = load(GRAPHS / "vit.graph")
