@@ -7,7 +7,7 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from policylang.graph.facts import Facts, Schedule, mask_of
+from policylang.graph.facts import Facts, Phase, Schedule, mask_of
 from policylang.language.cancellation import collector_paused
 from policylang.language.diagnostics import Diagnostic, Severity, Source
 from policylang.language.layout import format_source
@@ -22,7 +22,7 @@ from policylang.planning.pipelines import PipelineFigures, StageCosts
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
 from policylang.planning.value_outcome import Why
-from policylang.simulation.memory import peak_of, simulate
+from policylang.simulation.memory import Origin, Timeline, highest_moment, peak_of, simulate
 from policylang.simulation.node_times import NodeTimes
 from policylang.simulation.streams import step_time
 
@@ -59,6 +59,8 @@ class Candidate:
     """Seconds of the whole step."""
     copies: float = 0.0
     """The part of ``exposed`` that copies to the host and back add: zero where computation hides them."""
+    least_peak: int = 0
+    """Bytes that are alive at the peak whatever is decided: no policy of the graph has a lower peak."""
 
     @property
     def price(self) -> float:
@@ -266,8 +268,8 @@ def edited(facts: Facts, lines: str, capabilities: Capabilities) -> Facts:
 
 def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) -> Candidate:
     """Simulate a plan; ``times`` are of the graph that it leaves."""
-    peak = peak_of(simulate(made.facts, made.schedule), made.facts)
-    took = step_time(made.facts, made.schedule, times)
+    timeline = simulate(made.facts, made.schedule)
+    peak, took = peak_of(timeline, made.facts), step_time(made.facts, made.schedule, times)
     return Candidate(
         rules=rules,
         peak=peak.bytes,
@@ -278,7 +280,20 @@ def candidate_of(rules: str, made: Plan, needs: BackwardCost, times: NodeTimes) 
         exposed=took.exposed,
         step=took.step,
         copies=copies_of(made.facts, made.schedule, times) if made.policy.offloads else 0.0,
+        least_peak=_undecided_at_peak(made.facts, timeline),
     )
+
+
+def _undecided_at_peak(facts: Facts, timeline: Timeline) -> int:
+    """The backward runs in one order, whatever is decided: its own values are alive in the same places."""
+    if (moment := highest_moment(timeline)) is None:
+        return timeline.resident
+    found, total = timeline.lifetimes, 0
+    for at in found.alive_at(timeline.steps[moment]):
+        origin = found.origins[at]
+        is_made = origin == Origin.FIRST_RUN and facts.phases[found.rows[at]] != Phase.FORWARD
+        total += found.bytes[at] if is_made or origin in (Origin.INPUT, Origin.TANGENT) else 0
+    return total
 
 
 def copies_of(facts: Facts, schedule: Schedule, times: NodeTimes) -> float:

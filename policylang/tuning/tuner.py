@@ -315,7 +315,7 @@ class Tuner:
         tied, misses = 0.0, 0
         for at in chosen.by_memory:
             least = inf if best is None else self.memory(best, budget)
-            if memory[at] + chosen.slack >= least:
+            if memory[at] + chosen.slack >= least or (best is not None and self._is_least(best, budget)):
                 break
             if memory[at] > tied:
                 tied, misses = (1 + _NOTICED) * memory[at], 0
@@ -325,6 +325,10 @@ class Tuner:
                 misses += self.memory(made, budget) >= least
                 best = made if self.memory(made, budget) < least else best
         return best
+
+    def _is_least(self, each: Candidate, budget: Budget) -> bool:
+        """No other takes noticeably less memory."""
+        return budget.figure != "saved" and each.peak <= (1 + _NOTICED) * each.least_peak
 
     def _candidate(self, chosen: Candidates, at: int) -> Candidate | None:
         """A candidate's simulated figures; None if it cannot be written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, combinations
+from math import inf
 
 import numpy as np
 import pytest
@@ -102,6 +103,8 @@ def test_what_cannot_be_met_says_the_least() -> None:
     found = tuner_of().tuned(Budget("peak", SMALLEST.peak - 1))
     assert found.smallest == SMALLEST
     assert found.smallest.peak_at in stacked().names
+    table = tuner_of().tuned(Budget("peak", inf), table=True).table
+    assert 0 < max(each.least_peak for each in table) <= min(each.peak for each in table)
 
 
 def test_a_price_in_time_gives_the_least_memory() -> None:
