@@ -68,7 +68,12 @@ def test_a_changed_file_is_read_again(policy_file: Path) -> None:
         ({}, "APL250", 'the backend "policylang" needs a policy', 'options={"policy": "llama3_sac.apl"}'),
         ({"policy": "/nowhere.apl"}, "APL103", "nowhere.apl", ""),
         ({"policy": "a.apl", "iner": ""}, "APL250", "unknown option `iner`", "did you mean `inner`?"),
-        ({"policy": "save_all", "max_autotune": True}, "APL250", "unknown option `max_autotune`", ""),
+        (
+            {"policy": "save_all", "inner": "aot_eager", "max_autotune": True},
+            "APL250",
+            "unknown option `max_autotune`",
+            "",
+        ),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], code: str, message: str, help: str) -> None:

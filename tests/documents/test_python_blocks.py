@@ -84,8 +84,8 @@ def step(): return policylang.trace_step(Model(), loss_of, tokens)
 loss_fn, batch = loss_of, (tokens,)
 """,
     'policylang.snapshot(stages, "model.graph")': """
-from tests.planning.test_pipelines import Part
-stages, batch = [Part(1) for _ in range(3)], torch.randn(2, 8)
+from tests.planning.test_pipelines import part
+stages, batch = [part(1) for _ in range(3)], torch.randn(2, 8)
 """,
     'step.apply("fsdp_tp.apl", mesh)': """
 from pathlib import Path
