@@ -17,7 +17,7 @@ FOLLOWERS = WAITS | {GETITEM}
 """Operators that share the decision of what they read."""
 VIEW, PERMUTE = "aten.view.default", "aten.permute.default"
 CLONE, SLICE, CAT = "aten.clone.default", "aten.slice.Tensor", "aten.cat.default"
-SUM = "aten.add.Tensor"
+SUM, ONES_LIKE = "aten.add.Tensor", "aten.ones_like.default"
 
 DETACHES = frozenset({"aten.detach.default", "aten.alias.default"})
 """Traces of what autograd detaches when it saves: ``alias`` from torch 2.14 on."""

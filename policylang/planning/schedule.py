@@ -49,7 +49,7 @@ from policylang.graph.facts import (
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.selectors import with_lets
 from policylang.language.syntax import ExpectCount, ExpectTotal, InBlock, NarrowForm, Ordinal, Policy, Scope
-from policylang.operators.names import DETACHES, GETITEM, SUM
+from policylang.operators.names import DETACHES, GETITEM, ONES_LIKE, SUM
 from policylang.planning.value_outcome import Decision, Why, moves, offloads, recomputes
 
 
@@ -440,7 +440,8 @@ def build_checkpointed_schedule(
 ) -> Schedule:
     """The steps of a model in eager, in the order in which they were traced. Each block is recomputed as a whole when
     its backward first asks for something of it, and gives up what it holds where that is met on the way. What a node of
-    autograd reads goes when all its operators have run: those that read the same gradient, one behind the other.
+    autograd reads goes when all its operators have run: those that read the same gradient, one behind the other,
+    and those that make before it, of forward values alone, what it is multiplied by.
 
     What has one of ``forms`` is narrowed behind its last reader in its block, and widened as the recomputation of the
     next begins, or where its own meets it. What crosses blocks is copied to the host as the next block begins, any
@@ -460,6 +461,7 @@ def build_checkpointed_schedule(
     copies = _BlockCopies(facts, checkpoints, leaving, runs, forms)
     steps, held = copies.steps, copies.held
     region, inside, gradients, reads, until = 0, False, set[int](), list[int](), 0
+    factors, forming = set[int](), False
     for row, op in enumerate(facts.ops):
         if op != "call_function":
             continue
@@ -484,10 +486,15 @@ def build_checkpointed_schedule(
         if late and not facts.flags[row] & Flag.VIEW:
             memory = [facts.storage_roots[each] for each in inputs[row]]
             own = {each for each in memory if phases[each] == _BACKWARD or facts.input_kinds[each] == InputKind.TANGENT}
+            own -= factors
             adds_up = facts.targets[row] == SUM and own.issuperset(memory)  # gradients, when the nodes of both are over
-            if adds_up or gradients.isdisjoint(own):
+            if anew := adds_up or (not forming and gradients.isdisjoint(own)):
                 held.extend((each, until) for each in reads)
-                gradients, reads = set() if adds_up else own, []
+                reads = []
+            if anew or forming:
+                gradients = set() if adds_up else own
+            if forming := not own and memory != [] and facts.targets[row] != ONES_LIKE:
+                factors.add(row)
             reads.extend(inputs[row])
             until = len(steps)
         copies.before(row)

@@ -364,6 +364,7 @@ def test_ranks_hold_what_is_planned_of_a_llama(schedule: str, name: str) -> None
         ("interleaved_1f1b", "wide", (0, 1, 6, 7, 8), 0.001),
         ("interleaved_1f1b", "llama", (0, 0, 3, 4, 4), 0.01),
         ("interleaved_zero_bubble", "wide", (0, 1, 6, 7, 8), 0.03),
+        ("zbv", "llama", (0, 0, 3, 4, 4), 0.03),
         ("dualpipev", "llama", (0, 0, 3, 4, 4), 0.03),
     ],
 )
