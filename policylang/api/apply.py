@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from attrs import evolve
@@ -227,6 +227,7 @@ def trace_step(
     optimizer: Optimizer | None = None,
     device: target_device.Device | None = None,
     compute_capability: target_device.Capability | None = None,
+    path: Literal["eager"] | None = None,
 ) -> TracedStep:
     """Trace ``loss_fn(model, *batch)`` and its gradients into one flat graph.
 
@@ -244,21 +245,27 @@ def trace_step(
     model is on that device. ``compute_capability`` selects the GPU, as ``"8.0"`` or ``(8, 0)``; by default the
     machine's, else 9.0. ``device="cpu"`` traces a model on ``meta`` as the CPU runs it.
 
+    ``path="eager"`` traces what the model runs in eager on this batch, to plan checkpoints: elsewhere a model is told
+    that it is compiled (``torch.compiler.is_compiling()``), and may do something else, and may not ask tensors for
+    values. Here it may ask for what follows from integers and booleans of the batch and of buffers. Such a step is not
+    run: another batch may take another branch.
+
     Raises ``PolicyGraphError`` if the loss is not a scalar, nothing requires a gradient, the step cannot be traced on
     this device, or the optimizer has no state or other parameters.
     """
     refusals.checked_model(model, "a step is traced of a model")
     check_argument("optimizer", optimizer, isinstance(optimizer, Optimizer | None), "a `torch.optim.Optimizer`")
+    check_argument("path", path, path in (None, "eager"), '`"eager"` or None')
     target = target_device.target_device(device, compute_capability) or target_device.ambient_device()
     state = step.read_state(model)
     step.check_hooks(state)
     step.check_gathers(model)
     updates = step.OptimizerState.of(optimizer, state)
-    captured = capture(model, loss_fn, batch, state, optimizer, updates, target)
+    captured = capture(model, loss_fn, batch, state, optimizer, updates, target, as_eager=path == "eager")
     applied_plans.remember_checkpoints(captured.gm, captured.followed)
     of_model, of_optimizer = step.ModelSignature.of(model, state), step.OptimizerSignature.of(updates)
     signatures = (step.BatchSignature.of(batch), of_model, of_optimizer)
-    return TracedStep(model, optimizer, *signatures, captured, target)
+    return TracedStep(model, optimizer, *signatures, captured, target, path)
 
 
 class TracedStep:
@@ -281,6 +288,7 @@ class TracedStep:
         updates: step.OptimizerSignature,
         captured: Captured,
         device: target_device.TargetDevice | None = None,
+        path: Literal["eager"] | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -291,6 +299,8 @@ class TracedStep:
         self._captured = captured
         self.device = device
         """The device that the step was traced for, where one was named."""
+        self.path = path
+        """The path whose operators the step has, where one was named."""
         self._traced_nodes = len(captured.gm.graph.nodes)
         # makes what its backward reads only where gradients are enabled
         recurrent = torch.ops.aten.mkldnn_rnn_layer.default
@@ -307,6 +317,10 @@ class TracedStep:
         if here:
             message = f"the step was traced as on `{self.device}`, and the model is on `{here[0]}`"
             help = "plan on it, or write it to a snapshot; to run a step, trace it where the model is"
+            raise step.problem(ELSEWHERE, message, help=help)
+        if self.path is not None:
+            message = f'the step was traced with `path="{self.path}"`, for one batch, and is planned alone'
+            help = "give its policy to `policylang.checkpoint_model`; to run a traced step, leave `path` out"
             raise step.problem(ELSEWHERE, message, help=help)
         if not self._looked_at:
             self._looked_at = True

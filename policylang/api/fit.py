@@ -6,15 +6,16 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve, frozen
 from torch import nn
 
 from policylang.api.apply import TracedStep, trace_step
 from policylang.api.tune import device_in_policy, loaded, needing_the_solver, read_or_raise, tuned_policy
-from policylang.errors import PolicyError, PolicyMatchError
+from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, Phase
 from policylang.language.devices.profile import DeviceProfile
@@ -113,6 +114,8 @@ class Fitted:
     beside: tuple[Answer, ...]
     blocks: tuple[str, ...]
     """In Python, the modules of each list of blocks: ``model.layers``."""
+    as_compiled: str = ""
+    """Why the step was traced as under a compiler for a path that has none."""
 
 
 @frozen(eq=False)
@@ -125,12 +128,17 @@ class Subject:
     """The sizes, among ``sequence`` and ``batch``, that it takes."""
     loss: str = "model(**batch).loss"
     """In Python."""
+    before: tuple[str, ...] = ()
+    """In Python, what is done to the model first."""
 
 
-def of_configuration(name: str, sizes: StepSizes) -> Subject:
-    config = read_configuration(name)
+def of_configuration(name: str, sizes: StepSizes, path: PathName) -> Subject:
+    config, before = read_configuration(name), list[str]()
     varies = ("batch",) if sizes.sequence is None else ("batch", "sequence")
-    return Subject(name, lambda sizes: built(config, sizes), frozenset(varies))
+    if path == "eager" and getattr(config, "use_cache", False):  # all keys and values would live through the forward
+        config.use_cache = False
+        before.append("model.config.use_cache = False")
+    return Subject(name, lambda sizes: built(config, sizes), frozenset(varies), before=tuple(before))
 
 
 def of_function(name: str, function: Callable[..., Any]) -> Subject:
@@ -162,7 +170,7 @@ def fit(
 
     Raises ``PolicyGraphError`` for sizes or a model that cannot be had, and as :func:`policylang.tune` does.
     """
-    traced = _Traced(subject, cluster.target, progress)
+    traced = _Traced(subject, cluster.target, cluster.path, progress)
     facts = traced.at(sizes)
     variants = cluster.variants(facts, cluster.peak, progress)
     policy, answer = None, Answer("as asked", sizes, cluster.peak)
@@ -204,7 +212,7 @@ def fit(
         return answer
 
     rows = tuple(near(*each) for each in _neighbours(subject, sizes, cluster)) if beside else ()
-    return Fitted(answer, policy, facts, rows, tuple(traced.blocks))
+    return Fitted(answer, policy, facts, rows, tuple(traced.blocks), traced.as_compiled)
 
 
 def _times(sizes: StepSizes, factor: float) -> StepSizes:
@@ -235,8 +243,10 @@ def _neighbours(subject: Subject, sizes: StepSizes, cluster: Cluster) -> Iterato
 class _Traced:
     """Traces a step in full once, and for other sizes with as many layers as differ from each other."""
 
-    def __init__(self, subject: Subject, device: TargetDevice, progress: Progress) -> None:
+    def __init__(self, subject: Subject, device: TargetDevice, path: PathName, progress: Progress) -> None:
         self.subject, self.device, self.progress = subject, device, progress
+        self.path: Literal["eager"] | None = "eager" if path == "eager" else None
+        self.as_compiled = ""
         self.full: Facts | None = None
         self.lists: dict[str, int] = {}
         self.blocks: list[str] = []
@@ -277,14 +287,17 @@ class _Traced:
             parent, _, name = path.rpartition(".")
             setattr(parts.model.get_submodule(parent), name, nn.ModuleList(list(lists[path])[:few]))
         with sharded(parts, sizes, self.device.kind) as ready:
-            step = trace_step(
-                ready.model,
-                ready.loss_fn,
-                *ready.batch,
-                device=self.device.kind,
-                compute_capability=self.device.capability,
-            )
-            return collect(step.gm)
+            on, capability = self.device.kind, self.device.capability
+            given = ready.model, ready.loss_fn, *ready.batch
+            trace = partial(trace_step, *given, device=on, compute_capability=capability)
+            if not self.as_compiled:
+                try:
+                    return collect(trace(path=self.path).gm)
+                except PolicyGraphError as error:
+                    if self.path is None:
+                        raise
+                    self.as_compiled = error.diagnostics[0].message
+            return collect(trace().gm)
 
 
 @frozen

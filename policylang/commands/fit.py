@@ -104,7 +104,7 @@ def fit(options: argparse.Namespace) -> Exit:
         if ":" in options.subject and not os.path.exists(options.subject):
             subject = of_function(options.subject, named_function(options.subject))
         else:
-            subject = of_configuration(options.subject, sizes)
+            subject = of_configuration(options.subject, sizes, options.path)
         with status_line() as progress, users_code():
             found = fit(subject, sizes, cluster, graph, beside=not options.alone, progress=progress)
     except UsersCodeError as failed:
@@ -222,7 +222,10 @@ def _assumed(cluster: Cluster, found: Fitted) -> str:
     each = ", ".join(
         f"{name} {format_quantity(size, 'bytes')}" for name, size in parts.items() if isinstance(size, int)
     )
-    return f"kept in {sizes.weights}{where}: {each} a GPU; computed in {sizes.dtype}; {cluster.reserve} in reserve"
+    said = f"kept in {sizes.weights}{where}: {each} a GPU; computed in {sizes.dtype}; {cluster.reserve} in reserve"
+    if not found.as_compiled:
+        return said
+    return f"{said}; traced as under a compiler, which may run other operators than eager: {found.as_compiled}"
 
 
 def _row(each: Answer, asked: Answer) -> tuple[str, ...]:
@@ -244,7 +247,7 @@ def _python(subject: Subject, cluster: Cluster, found: Fitted, recipe: str) -> l
     sizes, loss, is_joint = found.answer.sizes, subject.loss, cluster.path == "joint"
     mixed = f", mp_policy=MixedPrecisionPolicy(param_dtype=torch.{sizes.dtype})"
     mixed = "" if sizes.weights == sizes.dtype else mixed
-    lines = [] if is_joint else [f'policylang.checkpoint_model(model, "{recipe}")']
+    lines = [] if is_joint else [*subject.before, f'policylang.checkpoint_model(model, "{recipe}")']
     if is_joint:
         if sizes.mesh.get("fsdp", 1) > 1:
             lines.append(f'model = data_parallel(model, mesh, mode="fully_shard"{mixed})  # SimpleFSDP, of TorchTitan')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, Literal
@@ -182,6 +182,28 @@ def fakes_on(mode: Any, values: Sequence[torch.Tensor], device: torch.device) ->
     with no_dispatch(), torch.no_grad():
         made = [_without_data(value, storages) for value in values]
     return [fake_tensor.FakeTensor(mode, each, device) for each in made]
+
+
+def copied(value: torch.Tensor) -> torch.Tensor | None:
+    """A copy on the CPU of a tensor that has data, beside a trace."""
+    from torch.utils._mode_utils import no_dispatch
+
+    if value.device.type == "meta" or isinstance(value, fake_tensor.FakeTensor):
+        return None
+    with no_dispatch(), torch.no_grad():
+        return value.detach().to("cpu", copy=True)
+
+
+def computed(func: Any, args: Any, kwargs: Any, values: Mapping[int, torch.Tensor]) -> Any:
+    """What an operator gives for real tensors on the CPU, by the ``id`` of those that are traced, beside a trace."""
+    from torch.utils._mode_utils import no_dispatch
+
+    def real(value: Any) -> Any:
+        return torch.device("cpu") if isinstance(value, torch.device) else values.get(id(value), value)
+
+    args, kwargs = _pytree.tree_map(real, (args, kwargs))
+    with no_dispatch(), torch.no_grad():
+        return func(*args, **kwargs)
 
 
 def _without_data(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:

@@ -33,6 +33,7 @@ from policylang.torch_compat.distributed import traced_collectives
 from policylang.torch_compat.eager import DispatchMode
 from policylang.tracing import step
 from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice, attention_on
+from policylang.tracing.values import KnownValues
 
 REGION = "policylang_region"
 """``custom`` key while tracing: the number of the engine call, from 0, that a node was made in."""
@@ -286,16 +287,20 @@ def capture(
     optimizer: Optimizer | None,
     optimizer_state: step.OptimizerState,
     device: TargetDevice | None = None,
+    *,
+    as_eager: bool = False,
 ) -> Captured:
-    """``device``: where the step runs; by default its tensors'. Raises PolicyGraphError if no graph can hold it."""
+    """``device``: where the step runs; by default its tensors'. ``as_eager``: for this batch alone, what eager runs.
+    Raises PolicyGraphError if no graph can hold it."""
     leaves, spec = tracing.tree_flatten(batch)
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     plain, layouts = tracing.take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
     regions = BackwardRegions()
     followed: list[Any] = []
-    traced = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions)
+    values = KnownValues(plain) if as_eager else None
+    traced = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions, values)
     try:
-        gm = _trace(traced.run, plain, regions, followed, device)
+        gm = _trace(traced.run, plain, regions, followed, device, tracing.compiling() if values is None else values)
     except PolicyError:
         raise
     except Exception as error:
@@ -315,7 +320,9 @@ def _trace(
     regions: BackwardRegions,
     followed: list[Any],
     device: TargetDevice | None,
+    road: AbstractContextManager[Any],
 ) -> fx.GraphModule:
+    """``road``: decides where a model does something else under a compiler, or asks for values."""
     with ExitStack() as stack:
         functional = stack.enter_context(_kernels_of(device))
         ours = None if device is not None else tracing.fake_mode_of(plain) or tracing.fake_tensor_mode()
@@ -331,7 +338,7 @@ def _trace(
             torch.compiler.set_stance("force_eager"),
             regions.marked(),
             checkpoint_regions(followed),
-            tracing.compiling(),
+            road,
             traced_collectives(),
             functional,
             _DrawnInMemoryOrder(),
@@ -400,6 +407,7 @@ class WholeStep:
     layouts: list[tracing.SubclassLayout]
     """The layouts of parameters, buffers, the batch's tensors and the optimizer's."""
     regions: BackwardRegions
+    values: KnownValues | None
 
     substitution: step.Substitution = field(init=False)
     outputs: list[tracing.SubclassLayout] = field(factory=list)
@@ -412,6 +420,8 @@ class WholeStep:
     def run(self, *plain: Tensor) -> list[Tensor]:
         with tracing.below_functionalization():
             functional = [tracing.to_functional(value) for value in plain]
+            if self.values is not None:
+                self.values.learn(functional)
             tensors = tracing.put_together(functional, self.layouts)
             loss, gradients = self._loss_and_gradients(tensors)
             if self.optimizer is not None:
@@ -464,7 +474,7 @@ class WholeStep:
         originals = self.state.parameters
         parameters = {id(original): new for original, new in zip(originals.values(), tensors, strict=False)}
         own = tensors[len(tensors) - len(self.optimizer_state.tensors) :]
-        with step.substituted_optimizer(optimizer, parameters, own), torch.no_grad():
+        with step.substituted_optimizer(optimizer, parameters, own), torch.no_grad(), tracing.compiling():
             for name, original in originals.items():
                 parameters[id(original)].grad = gradients.get(name)
             # the class's step: a scheduler wraps the instance's to count real ones

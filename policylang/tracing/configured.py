@@ -134,7 +134,8 @@ def built(config: Any, sizes: StepSizes) -> Parts:
     try:
         with torch.device("meta"):
             model = getattr(transformers, auto).from_config(config, dtype=DTYPES[own]).train()
-            inputs = _images(config, sizes, own) if images else _tokens(sizes)
+            inputs = _images(config, sizes, own) if images else None
+        inputs = inputs or _tokens(sizes)  # with values, which a model in eager may ask for
     except Exception as error:
         message = f"Transformers cannot build a model of type `{config.model_type}`: {_first(error)}"
         raise problem(MODEL, message, help=f"mend the configuration, or {_OWN_STEP}") from error

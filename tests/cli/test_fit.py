@@ -82,7 +82,8 @@ def test_a_small_model_fits_with_a_recipe_that_holds(policylang, asked):
     assert data["files"] == ["recipe.apl", "recipe.graph", "recipe.test.md"]
     eager = "--path" not in words
     assert ("include <fsdp>" in data["policy"]) == eager
-    assert data["python"][0].startswith("policylang.checkpoint_model(" if eager else "step = torch.compile(")
+    lines = ["model.config.use_cache = False", 'policylang.checkpoint_model(model, "recipe.apl")']
+    assert data["python"][:2] == lines if eager else data["python"][0].startswith("step = torch.compile(")
     _holds(policylang, "eager" if eager else "joint")
 
 
@@ -232,8 +233,8 @@ def test_experts_are_fitted_for_a_stated_load(policylang):
 
 
 def _traced(name: str, device: TargetDevice | None = None) -> _Traced:
-    subject: Subject = of_configuration(name, StepSizes(2, 128))
-    return _Traced(subject, device or TargetDevice("cuda", (9, 0)), print)
+    subject: Subject = of_configuration(name, StepSizes(2, 128), "eager")
+    return _Traced(subject, device or TargetDevice("cuda", (9, 0)), "eager", print)
 
 
 def test_other_sizes_are_those_of_a_full_trace():

@@ -115,7 +115,7 @@ def traced(name: str) -> Facts:
         compiled = torch.compile(module, backend=policylang.backend("save_all", inner="aot_eager"))
         step(compiled).backward()
         return facts_of(compiled)[0]
-    return facts_of(policylang.trace_step(module, step))[0]
+    return facts_of(policylang.trace_step(module, step, path="eager"))[0]
 
 
 def compared(name: str, text: str) -> tuple[int, int]:
