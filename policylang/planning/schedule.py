@@ -166,7 +166,8 @@ def held_and_rerun(
         runs = runs or (is_returned and decision is not None and decision.why is Why.ALWAYS)
         if row in inner and not runs:
             continue
-        if runs or (row in checkpoints.unchanged and roots[row] not in saved):
+        is_inner = facts.ops[roots[row]] == "call_function"
+        if runs or (row in checkpoints.unchanged and is_inner and roots[row] not in saved):
             again.append(row)
             continue
         # no size, no operator whose pieces are separate nodes or that returns nothing (a check), and none that returns
@@ -174,8 +175,7 @@ def held_and_rerun(
         flags = facts.flags[row]
         is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
         is_foreign = flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES or flags & Flag.SYMBOLIC
-        has_value = facts.ops[roots[row]] == "call_function" and (facts.bytes[row] or facts.dtypes[row])
-        if has_value and not is_tuple and not is_foreign:
+        if is_inner and (facts.bytes[row] or facts.dtypes[row]) and not is_tuple and not is_foreign:
             saved.add(row)
     saved.update(row for row in checkpoints.crossing or () if moves(decisions[inner.get(row, row)]))
     moved = {row for row in saved if offloads(decisions[inner.get(row, row)])}

@@ -132,7 +132,7 @@ def test_experts_that_lie_on_two_ranks(trainer: str, policy: str, model: str, tm
     assert_same_training(ours, own)
     assert ours[0].losses != ours[1].losses
     assert [outcome.audit for outcome in ours] == [True, True]
-    assert ours[0].reported or policy == "save_all"
+    assert (ours[0].reported > 0) is (policy != "save_all")
 
 
 @pytest.mark.parametrize(("model", "theirs"), [("llama3", "selective"), ("llama3", "full"), ("qwen3", "selective")])

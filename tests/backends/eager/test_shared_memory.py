@@ -46,13 +46,30 @@ def adds_in_place() -> nn.Module:
     return Function(forward, weight=nn.Parameter(torch.randn(8, 8)))
 
 
+class Local(torch.autograd.Function):
+    """Returns its argument as it is, as DTensor's ``to_local`` does."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def reads_its_local_weight() -> nn.Module:
+    return Function(lambda block, x: (x @ Local.apply(block.weight)).sin(), weight=nn.Parameter(torch.randn(8, 8)))
+
+
 @pytest.mark.parametrize("policy", [SAVES_ALL, SAVES_SOME])
-@pytest.mark.parametrize("kind", [cells, recurrent, adds_in_place])
+@pytest.mark.parametrize("kind", [cells, recurrent, adds_in_place, reads_its_local_weight])
 def test_what_is_saved_is_what_the_backward_would_have_read(kind: Callable[[], nn.Module], policy: str) -> None:
     model = policylang.checkpoint_model(Model(kind), policylang.parse(policy), strict=True)
     assert differences(train(Model(kind), plainly), train(model, plainly)) == []
     report = policylang.report(model)
     assert report.audit.differences == (), "and it is as large as the plan says"
+    assert policy == SAVES_SOME or report.recomputed.names == ()
 
 
 def packed() -> nn.Module:
