@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,6 +63,18 @@ def check_argument(name: str, given: Any, fits: bool, wanted: str) -> None:
         shown = shortened(repr(given), _LONGEST) if plain else f"a `{type(given).__name__}`"
         message = f"`{name}` is {wanted}, and not {f'`{shown}`' if plain else shown}"
         raise PolicyMeaningError([diagnose(WRONG_ARGUMENT, message)])
+
+
+def check_progress(given: Any) -> None:
+    """A function that is called with one text."""
+    fits = callable(given)
+    try:
+        inspect.signature(given).bind("")
+    except TypeError:  # of no function, or of one that takes something else
+        fits = False
+    except ValueError:  # a builtin may tell nobody what it takes
+        pass
+    check_argument("progress", given, fits, "a function of one text")
 
 
 def check_flags(**flags: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from policylang.errors import PolicyError, check_argument, file_of
+from policylang.errors import PolicyError, check_argument, check_progress, file_of
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import diagnose
 from policylang.language.files import write_whole
@@ -48,7 +48,7 @@ def profile_device(
     target = file_of("path", path)
     check_argument("name", name, isinstance(name, str | None), "the name of a profile, as a text")
     check_argument("seconds", seconds, isinstance(seconds, int | float), "a number of seconds")
-    check_argument("progress", progress, callable(progress), "a function of one text")
+    check_progress(progress)
     table = target.with_suffix(".table")
     title = target.stem if name is None else name
     problems: list[PolicyError | None] = [_first_problem(target, table, title, seconds, device)]

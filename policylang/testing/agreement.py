@@ -20,7 +20,7 @@ import policylang
 from policylang.api.load import PolicyLike, policy_of
 from policylang.audit.report import Report
 from policylang.backends.path import path_named
-from policylang.errors import PolicyError, check_argument
+from policylang.errors import PolicyError, check_argument, check_progress
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.shown import counted, format_quantity, joined, listed, uncounted_text
@@ -226,12 +226,16 @@ def agree(
 
     ``docs/agree.md`` defines agreement.
 
-    Raises ``PolicyError`` for a policy that cannot be read, ``ValueError`` for an unknown path or a factory that does
-    not make a new, equal model each time, and whatever the plain model raises. A path that fails is a row of the
-    result.
+    Raises ``PolicyError`` for a policy that cannot be read or a path that is not among these, ``ValueError`` for a
+    factory that does not make a new, equal model each time, and whatever the plain model raises. A path that fails is a
+    row of the result.
     """
     for name, given in (("model_factory", model_factory), ("loss_fn", loss_fn)):
         check_argument(name, given, callable(given), "a function")
+    check_progress(progress)
+    is_list = paths is None or (isinstance(paths, Sequence) and not isinstance(paths, str))
+    for each in (paths or ()) if is_list else (paths,):
+        check_argument("paths", each, is_list and each in COMPARED, f"a list of some of {', '.join(COMPARED)}")
     loaded = policy_of(policy)
     return compare_paths(Setup(model_factory, loss_fn, batch_of(batch), seed), loaded, paths, progress)
 
@@ -241,9 +245,6 @@ def compare_paths(
 ) -> Agreement:
     """:func:`agree` on a model that can be made repeatedly; under its guard runs the caller's code."""
     wanted = COMPARED if paths is None else tuple(dict.fromkeys(paths))
-    unknown = [path for path in wanted if path not in COMPARED]
-    if unknown:
-        raise ValueError(f"there is no path `{unknown[0]}`: there are {', '.join(COMPARED)}")
     with undisturbed():
         progress("the plain model")
         model = setup.fresh()

@@ -578,6 +578,7 @@ def test_a_graph_is_taken_in_each_form_and_something_else_is_named(tmp_path):
         (lambda: policylang.parse("", name=3), "APL251", "`name` is what reports call the text"),
         (lambda: policylang.profile_device("", seconds=1), "APL251", "`path` is the path of a file, and not `''`"),
         (lambda: policylang.profile_device("x.toml", seconds="1"), "APL251", "a number of seconds, and not `'1'`"),
+        (lambda: policylang.profile_device("x.toml", progress=lambda: None), "APL251", "a function of one text, and"),
         (lambda: policylang.tune(step, device=None), "APL251", "`device` is the name or the path"),
     ):
         with pytest.raises(policylang.PolicyError, match=said) as caught:

@@ -318,13 +318,26 @@ def test_the_caller_keeps_threads_and_random_numbers() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_a_factory_that_hands_out_one_model_and_a_path_there_is_not() -> None:
+def test_a_factory_that_hands_out_one_model_is_refused() -> None:
     factory, loss_fn, batch = setup("mlp")
     model = factory()
     with pytest.raises(ValueError, match="one model over and over"):
         agree(lambda: model, loss_fn, batch, policylang.parse("save everything"), paths=["flat"])
-    with pytest.raises(ValueError, match="there is no path `jit`: there are eager, joint, flat"):
-        agree(factory, loss_fn, batch, policylang.parse("save everything"), paths=["jit"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"paths": ["flat", "jit"]}, "`paths` is a list of some of eager, joint, flat, and not `'jit'`"),
+        ({"paths": "flat"}, "and not `'flat'`"),
+        ({"paths": 3}, "and not `3`"),
+        ({"progress": lambda: None}, "`progress` is a function of one text, and not a `function`"),
+        ({"progress": 3}, "and not `3`"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(policylang.PolicyError, match=f"APL251.*{re.escape(said)}"):
+        agree(*setup("mlp"), policylang.parse("save everything"), **given)
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-it-works.md"
