@@ -93,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         return code
+    except KeyboardInterrupt:
+        return 130
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # else the reader has gone: `policylang check … | head`
             with suppress(OSError):
@@ -122,8 +124,6 @@ def _ended(options: argparse.Namespace) -> int:
 
         taken = getattr(options, "taken", None)
         return refuse(error.diagnostics if taken is None else taken.placed(error.diagnostics))
-    except KeyboardInterrupt:
-        return 130
     except Exception as error:
         # Python's, a device's, or that of torch's allocator on the CPU, which has no class of its own
         lacks = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

@@ -4,12 +4,14 @@ import json
 import sys
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from attrs import evolve
 
 import policylang as package
 from policylang.commands import agree as command
+from policylang.commands import cli
 from policylang.commands.small_llama import Settings
 from policylang.graph.snapshot import write
 from tests.support.textgraph import facts_of
@@ -155,8 +157,10 @@ def test_whatever_it_raises(run, function, said):
         assert shown.index("KeyError: 'layers'") < shown.index("The above exception was the direct cause")
 
 
-def test_an_interruption_is_none(run):
+def test_an_interruption_is_none(run, monkeypatch):
     assert run("snapshot", "stopped").code == 130
+    monkeypatch.setattr(cli, "parser", Mock(side_effect=KeyboardInterrupt))
+    assert cli.main(["tune"]) == 130, "nor while the command is imported"
 
 
 @pytest.mark.parametrize("command", ["snapshot", "agree"])
