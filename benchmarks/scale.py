@@ -37,13 +37,22 @@ from policylang.api.load import load_device
 from policylang.api.planned_graphs import on_graph
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.repeated import Repeated, Unlike, difference, repeated
 from policylang.language.syntax import Pipeline
 from policylang.planning.plan import Plan
 from policylang.planning.schedule import build_schedule
 from policylang.simulation.memory import estimate_peak
 from policylang.simulation.streams import step_time
-from policylang.tracing.alike import alike, shortened
+from policylang.tracing.repeated_layers import (
+    Calls,
+    Repeated,
+    Repetition,
+    Unlike,
+    alike,
+    calls_of,
+    difference,
+    repeated,
+    shortened,
+)
 
 WORLD, DEVICE, STAGES, MICROBATCHES = 1024, "h100-sxm", 8, 32
 LLAMA3_405B = evolve(LLAMA3_8B, width=16_384, hidden=53_248, layers=126, heads=128)
@@ -96,22 +105,29 @@ def loss(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(tokens).flatten(0, 1).float(), labels.flatten())
 
 
-def traced(name: str, layers: int, lists: Mapping[Repeated, int], units: Mapping[str, int]) -> Facts:
-    """The step of a rank, of the whole model or of what ``units`` leave of it."""
+def traced(
+    name: str, layers: int, lists: Mapping[Repeated, int], units: Mapping[str, int], counts: bool = True
+) -> tuple[Facts, Calls]:
+    """The step of a rank, of the whole model or of what ``units`` leave of it, and the calls of its forward."""
     about = MODELS[name]
     with fake_ranks(WORLD):  # anew for each trace: then process groups have the same names in all
         with torch.device("meta"):
             model = about.make(layers)
             tokens = torch.zeros(1, about.sequence, dtype=torch.long)
         shortened(model, lists, units)
+        calls = calls_of(lambda: loss(model, tokens, tokens)) if counts else Calls()
         model = about.shard(model)
-        return collect(policylang.trace_step(model, loss, tokens, tokens, device="cuda").gm)
+        return collect(policylang.trace_step(model, loss, tokens, tokens, device="cuda").gm), calls
 
 
 def from_few(name: str, layers: int) -> Facts | Unlike:
+    about = MODELS[name]
     with fake_ranks(WORLD), torch.device("meta"):
-        lists = alike(MODELS[name].make(layers))
-    return repeated(lambda units: traced(name, layers, lists, units), lists)
+        model = about.make(layers)
+        tokens = torch.zeros(1, about.sequence, dtype=torch.long)
+    lists, whole = alike(model), calls_of(lambda: loss(model, tokens, tokens))
+    found = repeated(lambda units: traced(name, layers, lists, units), lists, whole)
+    return found.whole() if isinstance(found, Repetition) else found
 
 
 # --- one size --------------------------------------------------------------------------------------------------------
@@ -171,7 +187,7 @@ def measure(name: str, layers: int, steps: Sequence[str]) -> dict[str, Any]:
 def measure_whole(name: str, layers: int) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name, "layers": layers}
     with taken(row, "whole trace"):
-        facts = traced(name, layers, {}, {})
+        facts, _ = traced(name, layers, {}, {}, counts=False)
     few = from_few(name, layers)
     found = few if isinstance(few, Unlike) else difference(few, facts)
     return {**row, "equal": "yes" if found is None else found.reason}

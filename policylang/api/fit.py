@@ -23,8 +23,17 @@ from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import format_quantity
 from policylang.planning.capabilities import PathName, capabilities_for
 from policylang.simulation.node_times import lacking, node_times
-from policylang.tracing.alike import outer_lists
 from policylang.tracing.configured import SIZES, Parts, StepSizes, built, read_configuration, sharded
+from policylang.tracing.repeated_layers import (
+    Calls,
+    Repeated,
+    Repetition,
+    alike,
+    calls_of,
+    outer_lists,
+    repeated,
+    shortened,
+)
 from policylang.tracing.step import problem
 from policylang.tracing.target_device import TargetDevice, target_device
 from policylang.tuning import budgets
@@ -36,6 +45,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 _MOST_DOUBLINGS = 3
+_DEEP = 24
+"""The layers of a list from which a proof by few of them is cheaper than a trace of all."""
 _CAPABILITIES = {"a100": (8, 0), "b200": (10, 0)}
 
 
@@ -241,7 +252,8 @@ def _neighbours(subject: Subject, sizes: StepSizes, cluster: Cluster) -> Iterato
 
 
 class _Traced:
-    """Traces a step in full once, and for other sizes with as many layers as differ from each other."""
+    """Traces a step with all its layers, or a deep one as few of them prove it to be, and for other sizes with as many
+    layers as differ from each other."""
 
     def __init__(self, subject: Subject, device: TargetDevice, path: PathName, progress: Progress) -> None:
         self.subject, self.device, self.progress = subject, device, progress
@@ -255,7 +267,7 @@ class _Traced:
 
     def at(self, sizes: StepSizes) -> Facts:
         self.progress(f"tracing {self.subject.name}")
-        self.full = found = self._facts(sizes, {})
+        self.full = found = self._all(sizes)
         for path, length in self.lists.items():
             if (few := _layers_needed(found, path, length)) < length:
                 self.kept[path] = few
@@ -264,12 +276,17 @@ class _Traced:
     def near(self, sizes: StepSizes) -> Facts:
         assert self.full is not None
         if self.kept:
-            small = self._facts(sizes, self.kept)
-            if (found := resized(self.full, small, self.lists, self.kept)) is not None:
+            parts = self.subject.make(sizes)
+            assert isinstance(parts, Parts)
+            for path, few in self.kept.items():
+                layers = parts.model.get_submodule(path)
+                assert isinstance(layers, nn.ModuleList)
+                parts.model.set_submodule(path, layers[:few])
+            if (found := resized(self.full, self._traced(parts, sizes), self.lists, self.kept)) is not None:
                 return found
-        return self._facts(sizes, {})
+        return self._all(sizes)
 
-    def _facts(self, sizes: StepSizes, kept: Mapping[str, int]) -> Facts:
+    def _all(self, sizes: StepSizes) -> Facts:
         parts = self.subject.make(sizes)
         if isinstance(parts, TracedStep):
             self.shards = False
@@ -278,14 +295,26 @@ class _Traced:
                 raise problem(SIZES, message, help="return `model, loss_fn, *batch`, or leave out the ranks")
             return collect(parts.gm)
         lists = outer_lists(parts.model)
-        if not kept:
-            self.lists = {path: len(each) for path, each in lists.items()}
-            nested = {path for path, each in lists.items() if isinstance(each[0], nn.ModuleList)}
-            inner = "(each for part in model.{} for each in part)"
-            self.blocks = [inner.format(path) if path in nested else f"model.{path}" for path in lists]
-        for path, few in kept.items():
-            parent, _, name = path.rpartition(".")
-            setattr(parts.model.get_submodule(parent), name, nn.ModuleList(list(lists[path])[:few]))
+        self.lists = {path: len(each) for path, each in lists.items()}
+        nested = {path for path, each in lists.items() if isinstance(each[0], nn.ModuleList)}
+        inner = "(each for part in model.{} for each in part)"
+        self.blocks = [inner.format(path) if path in nested else f"model.{path}" for path in lists]
+        if max(self.lists.values(), default=0) >= _DEEP and all(each.is_meta for each in parts.model.parameters()):
+            runs = {run: units for run, units in alike(parts.model).items() if run.period * units >= _DEEP}
+            if runs and (calls := _calls(parts)) is not None:
+                found = repeated(partial(self._few, sizes, runs), runs, calls)
+                if isinstance(found, Repetition):
+                    return found.whole()
+        return self._traced(parts, sizes)
+
+    def _few(self, sizes: StepSizes, lists: Mapping[Repeated, int], units: Mapping[str, int]) -> tuple[Facts, Calls]:
+        parts = self.subject.make(sizes)
+        assert isinstance(parts, Parts)
+        shortened(parts.model, lists, units)
+        calls = _calls(parts) or Calls()
+        return self._traced(parts, sizes), calls
+
+    def _traced(self, parts: Parts, sizes: StepSizes) -> Facts:
         with sharded(parts, sizes, self.device.kind) as ready:
             on, capability = self.device.kind, self.device.capability
             given = ready.model, ready.loss_fn, *ready.batch
@@ -298,6 +327,14 @@ class _Traced:
                         raise
                     self.as_compiled = error.diagnostics[0].message
             return collect(trace().gm)
+
+
+def _calls(parts: Parts) -> Calls | None:
+    """None where the forward fails: a trace of it fails too, and says why."""
+    try:
+        return calls_of(lambda: parts.loss_fn(parts.model, *parts.batch))
+    except Exception:
+        return None
 
 
 @frozen
@@ -368,7 +405,8 @@ def resized(full: Facts, small: Facts, lists: Mapping[str, int], kept: Mapping[s
 
     rows = {key: row for row, key in enumerate(keys(small, lambda _path, layer: layer))}
     sources = [rows.get(key) for key in keys(full, lambda path, layer: like.get((path, layer), 0))]
-    if None in sources:
+    outside = {row for (path, *_), row in rows.items() if not path}
+    if None in sources or not outside.issubset(sources):
         return None
     columns = {name: getattr(small, name) for name in _SIZED}
     sized: dict[str, Any] = {

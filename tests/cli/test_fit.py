@@ -16,13 +16,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from policylang import backend
-from policylang.api.fit import Subject, _Traced, of_configuration
-from policylang.graph.facts import InputKind
+from policylang.api.fit import _SIZED, Subject, _Traced, of_configuration
+from policylang.graph.facts import Facts, InputKind
 from policylang.graph.snapshot import load
 from policylang.torch_compat.distributed import pretended_ranks
-from policylang.tracing.configured import StepSizes
+from policylang.tracing.configured import Parts, StepSizes
+from policylang.tracing.repeated_layers import difference
 from policylang.tracing.target_device import TargetDevice
 from policylang.tuning.variants import weights_there
+from tests.support.drawn import slow
 
 CONFIGURATIONS = Path(__file__).parents[1] / "data" / "configurations"
 SMALL: dict[str, dict[str, Any]] = {
@@ -237,16 +239,26 @@ def _traced(name: str, device: TargetDevice | None = None) -> _Traced:
     return _Traced(subject, device or TargetDevice("cuda", (9, 0)), "eager", print)
 
 
-def test_other_sizes_are_those_of_a_full_trace():
-    """A trace of few layers gives the sizes of all of them."""
-    traced = _traced("llama.json")
-    traced.at(StepSizes(2, 128, {"fsdp": 2}))
-    assert traced.kept == {"model.layers": 2}
-    sizes = StepSizes(4, 64, {"fsdp": 8})
-    near, full = traced.near(sizes), traced._facts(sizes, {})
-    columns = attrgetter(
-        "names", "targets", "bytes", "numel", "shapes", "strides", "flops", "inputs", "groups", "group_names"
-    )
+@pytest.mark.parametrize("batch", [2, slow(1)])
+def test_facts_are_those_of_a_full_trace(monkeypatch, batch):
+    """Six layers are made of three; their other sizes are those of two, unless these have other nodes: labels of
+    several sequences are copied."""
+    monkeypatch.setattr("policylang.api.fit._DEEP", 6)
+    settings = json.loads(Path("llama.json").read_text())
+    Path("llama.json").write_text(json.dumps({**settings, "num_hidden_layers": 6}))
+    traced, taken = _traced("llama.json"), list[int]()
+    trace = traced._traced
+
+    def counted(parts: Parts, sizes: StepSizes) -> Facts:
+        taken.append(len(parts.model.model.layers))
+        return trace(parts, sizes)
+
+    monkeypatch.setattr(traced, "_traced", counted)
+    sizes, other = StepSizes(2, 128, {"fsdp": 2}), StepSizes(batch, 64, {"fsdp": 8})
+    assert difference(traced.at(sizes), trace(traced.subject.make(sizes), sizes)) is None
+    near, full = traced.near(other), trace(traced.subject.make(other), other)
+    assert taken == [3, 4, 2] + ([3, 4] if batch == 1 else [])
+    columns = attrgetter("names", "targets", "inputs", "groups", *_SIZED)
     assert [*map(list, columns(near))] == [*map(list, columns(full))]
 
 
@@ -262,7 +274,7 @@ def test_other_sizes_are_those_of_a_full_trace():
 )
 def test_each_rank_has_its_share_of_the_weights(name, mesh, device):
     traced, sizes = _traced(f"{name}.json", device), StepSizes(2, 128, mesh)
-    facts = traced._facts(sizes, {})
+    facts = traced.at(sizes)
     whole = sum(each.nbytes for each in traced.subject.make(sizes).model.parameters())
     share = sum(size for size, kind in zip(facts.bytes, facts.input_kinds, strict=True) if kind == InputKind.PARAMETER)
     most = 1.3 if "tp" in mesh else 1  # norms and routers are cut by fsdp alone

@@ -17,13 +17,23 @@ from examples.sharded_llama import Llama, LlamaConfig, make_mesh, shard
 from policylang.api.load import load_device
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
-from policylang.graph.repeated import Repeated, Unlike, difference, repeated, with_units
 from policylang.planning.capabilities import FLAT
 from policylang.planning.planner import plan
 from policylang.simulation.streams import step_time
 from policylang.torch_compat.distributed import pretended_ranks
-from policylang.tracing.alike import alike, shortened
-from policylang.tracing.configured import StepSizes, built
+from policylang.tracing.configured import Parts, StepSizes, built
+from policylang.tracing.repeated_layers import (
+    Calls,
+    Repeated,
+    Repetition,
+    Unlike,
+    alike,
+    calls_of,
+    difference,
+    repeated,
+    shortened,
+    with_units,
+)
 from tests.support.drawn import slow
 
 
@@ -39,7 +49,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, sums: list[Tensor] | None) -> Tensor:
         hidden = self.inner(x)
         hidden = F.silu(hidden) if self.kind == "A" else F.gelu(hidden)
-        if self.kind == "L" and self.number == 3:
+        if self.number == {"L": 3, "H": 7}.get(self.kind):
             hidden = hidden.sin()
         if sums is not None:
             sums.append(hidden.square().mean())
@@ -47,7 +57,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """A layer a letter: (A)ctivation, (G)elu, (W)ider, (N)o bias, and (L)ooks at its own number."""
+    """A layer a letter: (A)ctivation, (G)elu, (W)ider, (N)o bias, and looks at its own (L)ow or (H)igh number."""
 
     def __init__(self, kinds: str, summed: bool = False) -> None:
         super().__init__()
@@ -64,20 +74,29 @@ class Stack(nn.Module):
         return loss + torch.stack(sums).sum() if sums else loss
 
 
-def traced(make: Callable[[], nn.Module], *batch: Any) -> Callable[..., Facts]:
-    """A function that traces the model, or what ``shortened`` leaves of it."""
+Traced = Callable[..., tuple[Facts, Calls]]
+NONE: Mapping[Any, int] = {}
 
-    def facts(lists: Mapping[Repeated, int] | None = None, units: Mapping[str, int] | None = None) -> Facts:
-        model = make()
-        shortened(model, lists or {}, units or {})
-        return collect(policylang.trace_step(model, lambda model, *given: model(*given), *batch).gm)
+
+def traced(make: Callable[[], Any], *batch: Any) -> Traced:
+    """A function that traces the model, or what ``shortened`` leaves of it, and counts the calls of its forward."""
+
+    def facts(
+        lists: Mapping[Repeated, int] | None = None, units: Mapping[str, int] | None = None
+    ) -> tuple[Facts, Calls]:
+        found = make()
+        parts = found if isinstance(found, Parts) else Parts(found, lambda model, *given: model(*given), batch)
+        shortened(parts.model, lists, units)
+        calls = calls_of(lambda: parts.loss_fn(parts.model, *parts.batch))
+        return collect(policylang.trace_step(parts.model, parts.loss_fn, *parts.batch, device="cuda").gm), calls
 
     return facts
 
 
-def from_few(make: Callable[[], nn.Module], facts: Callable[..., Facts]) -> Facts | Unlike:
-    lists = alike(make())
-    return repeated(lambda units: facts(lists, units), lists)
+def from_few(model: nn.Module, facts: Traced) -> Facts | Unlike:
+    lists = alike(model)
+    found = repeated(lambda units: facts(lists, units), lists, facts()[1])
+    return found.whole() if isinstance(found, Repetition) else found
 
 
 @pytest.mark.parametrize(
@@ -87,24 +106,40 @@ def from_few(make: Callable[[], nn.Module], facts: Callable[..., Facts]) -> Fact
 def test_a_stretch_of_layers_is_found_and_repeated(kinds: str, stretch: Repeated) -> None:
     facts = traced(lambda: Stack(kinds), torch.randn(2, 8))
     assert list(alike(Stack(kinds))) == [stretch]
-    found = from_few(lambda: Stack(kinds), facts)
+    found = from_few(Stack(kinds), facts)
     assert isinstance(found, Facts), found
-    assert difference(found, facts()) is None
+    assert difference(found, facts()[0]) is None
 
 
 def test_what_grows_with_the_layers_is_refused() -> None:
     """A stack of one value a layer."""
-    found = from_few(
-        lambda: Stack("A" * 5, summed=True), traced(lambda: Stack("A" * 5, summed=True), torch.randn(2, 8))
-    )
+    found = from_few(Stack("A" * 5, True), traced(lambda: Stack("A" * 5, True), torch.randn(2, 8)))
     assert isinstance(found, Unlike)
     assert "they differ at `select_3`" in found.reason
 
 
 def test_a_layer_that_looks_at_its_number_is_named() -> None:
-    found = from_few(lambda: Stack("L" * 9), traced(lambda: Stack("L" * 9), torch.randn(2, 8)))
+    found = from_few(Stack("L" * 9), traced(lambda: Stack("L" * 9), torch.randn(2, 8)))
     assert isinstance(found, Unlike)
     assert "`sin`" in found.reason
+
+
+def test_a_layer_that_no_short_trace_has_is_found() -> None:
+    """By its number in the code of the layer, and by the model that has the layers."""
+
+    def own(model: nn.Module, x: Tensor) -> Tensor:
+        x = model.first(x)
+        for number, layer in enumerate(model.layers):
+            x = layer(x.cos() if number == 7 else x, None)
+        return x.square().mean()
+
+    for make, called in (
+        (lambda: Stack("H" * 9), "sin"),
+        (lambda: Parts(Stack("A" * 9), own, (torch.randn(2, 8),)), "cos"),
+    ):
+        found = from_few(Stack("A" * 9), traced(make, torch.randn(2, 8)))
+        assert isinstance(found, Unlike)
+        assert f"the model calls `aten.{called}.default` 1 times, and not 0" in found.reason
 
 
 def test_layers_that_are_not_alike_are_not_repeated() -> None:
@@ -182,11 +217,7 @@ def test_families_of_models_are_repeated(family: str) -> None:
     kind = transformers.CONFIG_MAPPING[family]
     config = kind(vocab_size=128, **FAMILIES[family], **({"decoder_start_token_id": 0} if family == "t5" else {}))
 
-    def facts(lists: Mapping[Repeated, int] | None = None, units: Mapping[str, int] | None = None) -> Facts:
-        parts = built(config, StepSizes(sequence=32))
-        shortened(parts.model, lists or {}, units or {})
-        return collect(policylang.trace_step(parts.model, parts.loss_fn, *parts.batch, device="cuda").gm)
-
-    found = from_few(lambda: built(config, StepSizes(sequence=32)).model, facts)
+    facts = traced(lambda: built(config, StepSizes(sequence=32)))
+    found = from_few(built(config, StepSizes(sequence=32)).model, facts)
     assert isinstance(found, Facts), found
-    assert difference(found, facts()) is None
+    assert difference(found, facts()[0]) is None

@@ -1,27 +1,33 @@
-"""The facts of a deep model from those of a few of its layers, where a layer more is proven to add the same rows.
+"""The facts of a deep model from traces of a few of its layers, where a layer more is proven to add the same rows.
 
 Equal layers give equal rows, up to names, module paths and which layer they read from. So the rows of one layer in the
-middle are repeated. The proof is by comparison: what is made so for one layer more has to be what a trace of one layer
-more holds, in every column. That each further layer adds the same then follows from the layers being alike, which is
-for the caller to know (:mod:`policylang.tracing.alike`).
+middle are repeated. The proof has three parts. The layers are alike as objects. What is made for one layer more equals
+a trace of one layer more in every column. And the whole model's forward, run on ``meta``, calls what follows from the
+forwards of few layers: a model that treats one of its layers by its number is found by that.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
+from types import FunctionType, MethodType
 from typing import Any
 
 from attrs import evolve, frozen
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from policylang.graph.facts import COLUMNS, OF_GRAPH, Derivation, Facts, Phase, Ref, rewritten
 from policylang.graph.snapshot import joined, parted
+from policylang.torch_compat.eager import DispatchMode
 
 LEAST = 3
 """The units that have to be there: one in the middle, whose neighbours are of its kind."""
 _TRACED = (LEAST, 5)
+_LONGEST_PERIOD = 8
 _OUTSIDE = -1
 _CONSTANT, _CONSTANT_APART = re.compile(r"^(_tensor_constant)(\d+)$"), re.compile(r"^(_tensor_constant)_(\d+)$")
 """FX numbers constants of a graph without an underscore."""
@@ -49,33 +55,88 @@ class Unlike:
     """A phrase that names a node."""
 
 
-def repeated(traced: Callable[[Mapping[str, int]], Facts], lists: Mapping[Repeated, int]) -> Facts | Unlike:
-    """The facts of a step with so many units in each list, proven from traces with few: three, or five where the first
-    or the last two differ, as sums over all layers do; and one list after the other with one more. ``traced``: by path
-    of each list, the units to trace with."""
-    found: Facts | Unlike = Unlike("no layers repeat")
+Calls = Counter[tuple[str, str]]
+"""How often a forward calls each operator with arguments of the same shapes, dtypes and values."""
+
+
+@frozen(eq=False)
+class Repetition:
+    """A step with few units of each list, from which that of the whole model is proven to follow."""
+
+    few: Facts
+    lists: Mapping[Repeated, int]
+    """For each list, as it is traced, the units of the whole model."""
+
+    def whole(self) -> Facts:
+        found = self.few
+        for run, units in self.lists.items():
+            made = with_units(found, run, units)
+            assert isinstance(made, Facts), made
+            found = made
+        return found
+
+
+def repeated(
+    traced: Callable[[Mapping[str, int]], tuple[Facts, Calls]],
+    lists: Mapping[Repeated, int],
+    whole: Calls,
+) -> Repetition | Unlike:
+    """A step with so many units in each list, proven from traces with few: three, or five where the first or the last
+    two differ, as sums over all layers do; and one list after the other with one more.
+
+    ``traced``: a step and the calls of its forward, with so many units of each list by path. ``whole``: the calls of
+    the whole model's forward.
+    """
+    found: Repetition | Unlike = Unlike("no layers repeat")
     for units in _TRACED:
-        runs = {evolve(run, units=units): whole for run, whole in lists.items()}
-        found = _repeated(traced, runs)
-        if isinstance(found, Facts) or min(lists.values()) <= _TRACED[1] + 1:
+        found = _repeated(traced, {evolve(run, units=units): number for run, number in lists.items()}, whole)
+        if isinstance(found, Repetition) or min(lists.values()) <= _TRACED[1] + 1:
             break
     return found
 
 
-def _repeated(traced: Callable[[Mapping[str, int]], Facts], lists: Mapping[Repeated, int]) -> Facts | Unlike:
-    few = {each.path: each.units for each in lists}
-    found: Facts | Unlike = traced(few)
-    for each in lists:
-        assert isinstance(found, Facts)
-        made = with_units(found, each, each.units + 1)
+def _repeated(
+    traced: Callable[[Mapping[str, int]], tuple[Facts, Calls]],
+    lists: Mapping[Repeated, int],
+    whole: Calls,
+) -> Repetition | Unlike:
+    units = {each.path: each.units for each in lists}
+    few, calls = traced(units)
+    expected = Counter(calls)
+    for each, number in lists.items():
+        made = with_units(few, each, each.units + 1)
         if isinstance(made, Unlike):
             return made
-        if (unlike := difference(made, traced({**few, each.path: each.units + 1}))) is not None:
+        facts, more = traced({**units, each.path: each.units + 1})
+        if (unlike := difference(made, facts)) is not None:
             return unlike
-    for each, units in lists.items():
-        if isinstance(found, Facts):
-            found = with_units(found, each, units)
-    return found
+        for call in calls | more:
+            expected[call] += (number - each.units) * (more[call] - calls[call])
+    for call in expected | whole:
+        if expected[call] != whole[call]:
+            return Unlike(f"the model calls `{call[0]}` {whole[call]} times, and not {expected[call]}, with {call[1]}")
+    return Repetition(few, lists)
+
+
+class _Counted(DispatchMode):
+    """Counts what it sees called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Calls = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = pytree.tree_map_only(Tensor, lambda each: (tuple(each.shape), each.dtype), (args, kwargs or {}))
+        self.calls[str(func), repr(given)] += 1
+        return func(*args, **kwargs or {})
+
+
+def calls_of(forward: Callable[[], Any]) -> Calls:
+    """The calls of a forward on ``meta``."""
+    counted = _Counted()
+    with counted:
+        forward()
+    return counted.calls
 
 
 def with_units(facts: Facts, run: Repeated, units: int) -> Facts | Unlike:
@@ -221,3 +282,99 @@ def difference(made: Facts, traced: Facts) -> Unlike | None:
             return Unlike(f"of a layer more, {node} has {other[row]!r} in `{name}`, and not {one[row]!r}")
     other_graph = (name for name in OF_GRAPH if getattr(made, name) != getattr(traced, name))
     return next((Unlike(f"with a layer more, the graph has another `{name}`") for name in other_graph), None)
+
+
+# --- which layers are alike -----------------------------------------------------------------------------------------
+
+
+def outer_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
+    """The model's lists of layers by path, those inside a layer left out."""
+    found: dict[str, nn.ModuleList] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) > 1 and not any(path.startswith(f"{up}.") for up in found):
+            found[path] = module
+    return found
+
+
+def alike(model: nn.Module) -> dict[Repeated, int]:
+    """The longest stretch of each list of layers that repeats, as it is traced, and how many units it has.
+
+    Layers are alike if their modules, the shapes of their parameters and buffers and all attributes are equal, but for
+    a number that is the layer's own. A layer that shares a parameter with the rest of the model is like no other. A
+    layer whose code compares its own number, or a model that treats some layer by its number, is found by
+    :func:`repeated`.
+    """
+    found: dict[Repeated, int] = {}
+    for path, layers in outer_lists(model).items():
+        kinds = _kinds(model, path, list(layers))
+        best = Repeated(path, 0, 1, LEAST), LEAST + 1  # no fewer layers would be traced
+        for period in range(1, min(len(kinds) // LEAST, _LONGEST_PERIOD) + 1):
+            first = 0
+            for at in range(len(kinds) + 1 - period):
+                if at == len(kinds) - period or kinds[at] != kinds[at + period]:
+                    units = (at + period - first) // period
+                    if (units - LEAST - 1) * period > (best[1] - LEAST - 1) * best[0].period:
+                        best = Repeated(path, first, period, LEAST), units
+                    first = at + 1
+        if best[1] > LEAST + 1:
+            found[best[0]] = best[1]
+    return found
+
+
+def shortened(model: nn.Module, lists: Mapping[Repeated, int], units: Mapping[str, int]) -> None:
+    """Leave so many units of each list in a model that has them all, in place, before it is sharded."""
+    for run, whole in lists.items():
+        layers = list(model.get_submodule(run.path).children())
+        end = run.first + run.period * whole
+        kept = [*layers[: run.first + run.period * units[run.path]], *layers[end:]]
+        model.set_submodule(run.path, nn.ModuleList(kept))
+
+
+def _kinds(model: nn.Module, path: str, layers: Sequence[nn.Module]) -> list[int]:
+    """For each layer the number of the first that it is like."""
+    owners: dict[int, set[str]] = {}
+    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        inside = name.startswith(f"{path}.")
+        owners.setdefault(id(tensor), set()).add(name[len(path) + 1 :].partition(".")[0] if inside else "")
+    shared = {number for each in owners.values() if len(each) > 1 for number in each}
+    kinds: list[int] = []
+    for number, layer in enumerate(layers):
+        like = (
+            other
+            for other in dict.fromkeys(kinds)
+            if not {str(number), str(other)} & shared and _same(layers[other], layer, (other, number), set())
+        )
+        kinds.append(next(like, number))
+    return kinds
+
+
+def _same(one: Any, other: Any, numbers: tuple[int, int], met: set[tuple[int, int]]) -> bool:
+    """Two values are equal in all that a trace could see. ``numbers``: of the layers that they are from."""
+    if one is other or (id(one), id(other)) in met:
+        return True
+    if type(one) is not type(other):
+        return False
+    met.add((id(one), id(other)))
+
+    def all_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+        return len(some) == len(others) and all(_same(*each, numbers, met) for each in zip(some, others, strict=True))
+
+    if isinstance(one, Tensor):
+        facts = [(each.shape, each.stride(), each.dtype, each.device, each.requires_grad) for each in (one, other)]
+        return facts[0] == facts[1]
+    if type(one) is int:
+        return one == other or (one, other) == numbers
+    if isinstance(one, tuple | list):
+        return all_same(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all_same([*one.values()], [*other.values()])
+    if isinstance(one, FunctionType):
+        cells = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (one, other)]
+        return one.__code__ is other.__code__ and all_same(cells[0], cells[1])
+    if isinstance(one, MethodType):
+        return all_same([one.__func__, one.__self__], [other.__func__, other.__self__])
+    if isinstance(one, partial):
+        return all_same([one.func, one.args, one.keywords], [other.func, other.args, other.keywords])
+    if hasattr(one, "__dict__"):
+        return _same(vars(one), vars(other), numbers, met)
+    return bool(one == other)
