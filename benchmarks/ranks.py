@@ -1,7 +1,8 @@
 """What does it cost ranks to compare what they are about to run?
 
 In gloo processes on this machine, one comparison of a plan (settings, plan) beside the collective that would carry the
-same digests, ``torch.distributed.all_gather_object``; and what a rank works out for it on a graph of many collectives.
+same digests, ``torch.distributed.all_gather_object``, on the clock and in the processor time of a rank; and what a rank
+works out for it on a graph of many collectives.
 
 Then up to 1,024 simulated ranks over one TCP store, whose server is another process: threads that take turns where they
 wait, over one connection. The figures are processor time, of a rank and of the server, the only part that all ranks
@@ -69,14 +70,15 @@ def gathered(count: int) -> Facts:
     return collect(make_fx(function)(torch.ones(2, 8), torch.ones(8, 8)), kind=GraphKind.FORWARD)
 
 
-def median(run: Callable[[], Any], repeats: int) -> float:
-    """Seconds on the clock: ranks wait for each other."""
+def median(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """Seconds on the clock, in which ranks wait for each other, and seconds of the processor."""
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start, computed = time.perf_counter(), time.process_time()
         run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        times.append((time.perf_counter() - start, time.process_time() - computed))
+    clock, processor = map(statistics.median, zip(*times, strict=True))
+    return clock, processor
 
 
 def on_a_rank(rank: int, world: int, store: str, repeats: int, out: str) -> None:
@@ -97,26 +99,31 @@ def on_a_rank(rank: int, world: int, store: str, repeats: int, out: str) -> None
             dist.all_gather_object(found, plan.digest)
 
     rows: dict[str, Any] = {"ranks": world}
-    for name, run in (("compare_ms", compare), ("all_gather_object_ms", gather)):
+    for name, run in (("compare", compare), ("all_gather_object", gather)):
         run()
         dist.barrier()
-        rows[name] = 1e3 * median(run, repeats)
-    rows["ratio"] = rows["compare_ms"] / rows["all_gather_object_ms"]
-    if world == RANKS[0]:
-        large = gathered(GATHERS)
-        made = make_plan(policy, large, JOINT)
-        rows["nodes"], rows["plan_s"] = len(large), median(lambda: make_plan(policy, large, JOINT), 3)
-
-        def account() -> None:
-            collectives = collectives_of(GraphRun("", large))
-            account_of(large, collectives)
-            plan_step(made, collectives)
-
-        rows["account_s"] = median(account, 3)
+        clock, processor = median(run, repeats)
+        rows |= {f"{name}_ms": 1e3 * clock, f"{name}_processor_ms": 1e3 * processor}
     if rank == 0:
         torch.save(rows, out)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def account() -> dict[str, Any]:
+    """What a rank of many collectives works out for a comparison, beside its plan."""
+    policy = policylang.parse(POLICY)
+    with fake_ranks(RANKS[0]):
+        facts = gathered(GATHERS)
+    made = make_plan(policy, facts, JOINT)
+
+    def compare() -> None:
+        collectives = collectives_of(GraphRun("", facts))
+        account_of(facts, collectives)
+        plan_step(made, collectives)
+
+    plan_s, account_s = (median(run, 3)[1] for run in (lambda: make_plan(policy, facts, JOINT), compare))
+    return {"nodes": len(facts), "plan_s": plan_s, "account_s": account_s, "account / plan": account_s / plan_s}
 
 
 # --- a thousand ranks ------------------------------------------------------------------------------------------------
@@ -260,12 +267,11 @@ def main() -> None:
     for world in RANKS:
         with tempfile.TemporaryDirectory() as folder:
             out = f"{folder}/rows"
-            torch.multiprocessing.spawn(
-                on_a_rank, (world, f"{folder}/store", arguments.repeats, out), nprocs=world, join=True
+            torch.multiprocessing.start_processes(  # which need not import torch each
+                on_a_rank, (world, f"{folder}/store", arguments.repeats, out), nprocs=world, start_method="fork"
             )
             rows.append(torch.load(out))
-    large = {key: rows[0].pop(key) for key in ("nodes", "plan_s", "account_s")}
-    large["account / plan"] = large["account_s"] / large["plan_s"]
+    large = account()
     print(table(rows), table([large]), sep="\n\n")
     write_results(arguments.json, {"comparisons": rows, "account": large})
 
