@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 from attrs import evolve, frozen
@@ -222,7 +223,7 @@ class Evaluation:
         return Candidate("", peak.bytes, peak.at, 0, 0, 0.0, times.exposed, times.step)
 
     def _evaluate(self, text: str) -> Candidate | None:
-        formatted = format_source(Source("<tuned>", text)).text
+        formatted = _canonical(text)
         if formatted is None:
             return None
         made = self.planned_or_refused(formatted)
@@ -245,6 +246,18 @@ class Evaluation:
             lines = formatted.splitlines(keepends=True)
             return self.of("".join(lines[:idle] + lines[idle + 1 :]))
         return candidate_of(formatted, made, needs, self.times)
+
+
+def _canonical(text: str) -> str | None:
+    """Statements in canonical layout, each of which is written on a line of its own."""
+    lines = [_canonical_line(each) for each in text.splitlines()]
+    return None if None in lines else "".join(filter(None, lines))
+
+
+@lru_cache(4096)
+def _canonical_line(line: str) -> str | None:
+    """Of the few phrases that thousands of candidates are made of."""
+    return format_source(Source("<tuned>", line)).text if line else "\n"
 
 
 def is_included(each: Diagnostic, text: str) -> bool:

@@ -26,12 +26,13 @@ from policylang.tuning.evaluation import Budget, Candidate, Tuned
 from policylang.tuning.phrases import Option
 from policylang.tuning.tuner import Tuner
 from tests.graph.captured import flat_of
+from tests.support.drawn import examples
 from tests.support.flat_graphs import Flat
 from tests.support.hand import same_bits
 from tests.support.tuned_graphs import DEVICE, stacked, tuner_of
 
-BLOCKS = 6
-SHARES = np.linspace(0, 1, 13)
+BLOCKS = 4
+SHARES = np.linspace(0, 1, examples(7, 13))
 FAST, MIDDLING, SLOW = 1e9, 2e4, 1e-3
 
 

@@ -10,6 +10,7 @@ The first call of a block is compared with what was there before it. After that 
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections import deque
@@ -101,7 +102,7 @@ class _PythonDraws:
 
     def changed(self) -> bool:
         now = _PythonDraws.now()
-        return self.state != now.state or repr(self.of_numpy) != repr(now.of_numpy)
+        return self.state != now.state or pickle.dumps(self.of_numpy) != pickle.dumps(now.of_numpy)
 
     def put_back(self) -> _PythonDraws:
         now = _PythonDraws.now()
