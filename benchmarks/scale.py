@@ -125,7 +125,7 @@ def from_few(name: str, layers: int) -> Facts | Unlike:
     with fake_ranks(WORLD), torch.device("meta"):
         model = about.make(layers)
         tokens = torch.zeros(1, about.sequence, dtype=torch.long)
-    lists, whole = alike(model), calls_of(lambda: loss(model, tokens, tokens))
+        lists, whole = alike(model), calls_of(lambda: loss(model, tokens, tokens))
     found = repeated(lambda units: traced(name, layers, lists, units), lists, whole)
     return found.whole() if isinstance(found, Repetition) else found
 
