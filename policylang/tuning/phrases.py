@@ -213,25 +213,15 @@ def _glob(prefixes: Sequence[tuple[str, ...]]) -> str:
 
 
 _GROUPS = (
-    "matmul",
-    "attention",
-    "activation",
-    "norm",
-    "collective",
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "cast",
-    "view",
-    "pointwise",
-    "reduction",
+    *("matmul", "attention", "activation", "norm", "collective", "all_gather", "reduce_scatter", "all_reduce"),
+    *("cast", "view", "pointwise", "reduction"),
 )
 _SWEEPING = frozenset({"norm", "collective", "view", "pointwise", "reduction"})
 """Groups of operators that have little in common: nobody counts them."""
 EVERYTHING = "everything"
-_WEIGHTS = (("all_gather", "from parameter"), ("everything", "gathered parameter"))
-"""FSDP's gathers, and all that is made of gathered weights alone: a position among gathers would not say which are
-meant."""
+_GATHERS = ("all_gather", "from parameter"), ("everything", "gathered parameter"), ("all_gather", "not from parameter")
+"""FSDP's gathers, all that is made of gathered weights alone, and the gathers of activations: a position among gathers
+would not say which are meant. Where a weight is gathered along two dimensions of a mesh, the number of ranks does."""
 
 
 @frozen
@@ -335,11 +325,16 @@ class Vocabulary:
             yield from self._narrowed(each, numbers, 1.0)
             if each not in _SWEEPING:
                 yield from self._by_own_module(each, numbers)
-        for subject, predicate in _WEIGHTS if self.of_selector("all_gather") else ():
+        rows = [row for each in self.of_selector("all_gather") for row in classes.rows[each]]
+        groups = filter(None, map(self._facts.groups.get, {self._facts.group_names[row] for row in rows}))
+        sizes = sorted({each.size for each in groups} - {0})
+        among = [f"from parameter and group_size == {size}" for size in sizes if len(sizes) > 1]
+        for subject, predicate in (*_GATHERS, *(("all_gather", each) for each in among)) if rows else ():
             gathers = self.of_selector(f"{subject} where {predicate}")
             for path in ("", *self._paths(gathers)) if gathers else ():
                 within = [number for number in gathers if not path or self._is_in(number, path)]
-                yield Phrase(subject, _mask(within), 1.1 + 0.3 * bool(path), module=path, predicate=predicate)
+                cost = 1.1 + 0.3 * bool(path) + 0.2 * (predicate in among)
+                yield Phrase(subject, _mask(within), cost, module=path, predicate=predicate)
         names = {self._bare(name, [classes.all[number] for number in them]): them for name, them in by_name.items()}
         for subject, numbers in names.items():
             yield from self._narrowed(subject, numbers, 1.0)

@@ -21,11 +21,13 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.snapshot import load
 from policylang.language.diagnostics import Diagnostic, Severity, diagnose
-from policylang.planning.capabilities import Capabilities, PathName, capabilities_for
+from policylang.planning.capabilities import JOINT, Capabilities, PathName, capabilities_for
 from policylang.planning.inspection import costly
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
+from policylang.simulation.node_times import node_times
 from policylang.tuning.tuned_policy import TunedPolicy
+from policylang.tuning.tuner import Tuner
 from tests.support.measured import measured_flat
 from tests.support.textgraph import facts_of
 from tests.support.tuned import tuned_facts, tuned_graph
@@ -89,6 +91,24 @@ def test_an_order_needs_a_path_that_carries_it_out_and_a_step_to_shorten() -> No
     assert "overlap collective within 5% of peak" in tune(facts, saved="300 MiB", device=DEVICE).text
     unnamed = attrs.evolve(load_device(DEVICE), name="of our own")
     assert "overlap" not in tune(facts, peak="560 MiB", device=unnamed).text
+
+
+def gathers_said(facts: Facts) -> list[str]:
+    """What the tuner may write of gathers in blocks."""
+    found = Tuner(facts, node_times(facts, load_device(DEVICE)), JOINT).inside.phrases
+    return [each.text("in block", inside=True) for each in found if "all_gather" in each.subject]
+
+
+def test_gathers_are_named_by_what_they_gather_and_by_their_ranks() -> None:
+    at = r"layers.\2.down collective shape=4096x1024 dtype=bfloat16 bytes"
+    gathers = rf"\1%a\2 = {GATHER}(%v\2) {at}=65536 group=dp:16\n\1%b\2 = {GATHER}(%a\2) {at}=524288 group=tp:8\n"
+    text = re.sub(r"(?m)^( *)(?=%down(\d) = )", gathers, tuned_graph())
+    text = re.sub(r"(%down\d = .*)%v", r"\1%b", text)
+    said = gathers_said(facts_of(text, GraphKind.JOINT))
+    assert said == [f"all_gather in block where from parameter and group_size == {ranks}" for ranks in (8, 16)]
+    of_norm = rf"\1%t\2 = {GATHER}(%norm\2) layers.\2.up collective bytes=16777216 group=tp:8\n\1%up\2"
+    text = re.sub(r"(?m)^( *)%up(\d)(?= = )", of_norm, text)
+    assert "all_gather in block where not from parameter" in gathers_said(facts_of(text, GraphKind.JOINT))
 
 
 def test_values_are_narrowed_where_that_is_asked_for() -> None:
@@ -180,3 +200,18 @@ def test_a_line_that_is_warned_of_stays_where_it_saves_time(monkeypatch: pytest.
     found = tune(facts, peak="450 MiB", device=DEVICE)
     assert f"{rule}  # allow: APL709\n" in found.text
     assert found.tuned.chosen in found.table
+
+
+def test_an_include_that_is_warned_of_is_allowed_where_it_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(made: Plan, _: Capabilities) -> Iterator[Diagnostic]:
+        spans = (each.rule.span for each in made.rules)
+        yield from (diagnose("APL709", "saved twice", span) for span in spans if made.policy.included_by(span))
+
+    facts = sharded_graph()
+    assert tune(facts, peak="560 MiB", device=DEVICE, path="eager").rules.endswith("\ninclude <fsdp>\n")
+    monkeypatch.setattr(costly, "costly_rules", warned)
+    _, said = on_graph(parse("save everything\ninclude <fsdp>\n"), {"": facts}, "eager", one_model=False)
+    assert "APL709" in {each.code for each in said}
+    found = tune(facts, peak="560 MiB", device=DEVICE, path="eager")
+    assert found.rules.endswith("\ninclude <fsdp>  # allow: APL709\n")
+    assert_holds(found, facts, "eager")
