@@ -29,7 +29,7 @@ from torch.utils.flop_counter import flop_registry
 import policylang
 from benchmarks.common import table, write_results
 from examples.sharded_llama import Llama, LlamaConfig
-from policylang.api.snapshot import facts_of
+from policylang.api.planned_graphs import facts_of
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile, Rate
 from policylang.tracing.configured import StepSizes, built, sharded

@@ -28,7 +28,7 @@ from policylang.language.devices.profile import DeviceProfile
 from policylang.language.devices.reading import find_device, kind_of, one_of, place_of, read_device, tables_of
 from policylang.language.diagnostics import Diagnostic, Source, Span, diagnose, is_syntax, left_out, removed
 from policylang.language.files import decoded, policy_files, read_source, reason_of, write_whole
-from policylang.language.layout import format_source, line_end_of
+from policylang.language.formatting import format_source, line_end_of
 from policylang.language.loader import Loaded, load_policy, load_source, parse_policy
 from policylang.language.names import SELDOM_IN_GRAPHS
 from policylang.language.operators import OperatorTable

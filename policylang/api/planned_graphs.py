@@ -1,20 +1,23 @@
-"""Reads graphs in whichever form they have, plans policies on them, and finds what does not fit between the two."""
+"""Reads graphs in whichever form they have, plans policies on them, says what does not fit, and writes snapshots."""
 
 from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from policylang.errors import PolicyGraphError, PolicyMeaningError, check_argument
-from policylang.graph import snapshot
+from policylang.errors import PolicyGraphError, PolicyMeaningError, PolicyWarning, check_argument, file_of
 from policylang.graph.facts import Facts, GraphKind
+from policylang.graph.snapshot import FOREIGN, MAGIC, graph_error, load, write
 from policylang.graph.stages import NO_CHAIN, joined_stages
 from policylang.graph.textual import GraphBuilder, read_graph
-from policylang.graph.traced_device import kernel_findings
+from policylang.graph.traced_device import ATTENTION_IN_MATMULS, kernel_findings, traced_on
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, Source, bounded, diagnose, heeded, is_error, one_cause
 from policylang.language.shown import counted, did_you_mean, nearest
@@ -29,6 +32,10 @@ from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.refusals import PATH_CANNOT
 
+if TYPE_CHECKING:
+    from policylang.tracing.target_device import Capability, Device, TargetDevice
+
+OTHER_DEVICE = "APL614"
 _GZIP = b"\x1f\x8b"
 _RECORDED = re.compile(rb"\s*\{")
 _WRITTEN = re.compile(r"^[ \t]*%\w+[ \t]*=", re.MULTILINE)
@@ -60,7 +67,7 @@ def facts_of(subject: Any) -> tuple[Facts, ...]:
         stages = [facts_of(each) for each in subject]
         if (odd := next((number for number, found in enumerate(stages) if len(found) != 1), None)) is not None:
             message = f"stage {odd} has {counted(len(stages[odd]), 'graph')}, and a stage of a pipeline has one"
-            raise snapshot.graph_error(NO_CHAIN, message, "compile each stage whole, with `fullgraph=True`")
+            raise graph_error(NO_CHAIN, message, "compile each stage whole, with `fullgraph=True`")
         return (joined_stages([facts for (facts,) in stages]),)
     from torch import fx, nn
 
@@ -118,17 +125,17 @@ def _of_file(path: str | bytes | os.PathLike[str]) -> Facts:
     knows their costs. Raises ``PolicyGraphError`` for a file that cannot be read or that is none of the three."""
     path = os.fsdecode(path)
     if not os.path.isfile(path):  # a pipe is read once
-        return snapshot.load(path)
+        return load(path)
     try:
         with open(path, "rb") as file:
             head = file.read(_MOST_TEXT + 1)
     except (OSError, ValueError):  # the snapshot's reader says why
-        return snapshot.load(path)
+        return load(path)
     if head.startswith(_GZIP) or _RECORDED.match(head):
         return _recorded(path)
-    source = None if head.startswith(snapshot.MAGIC) or len(head) > _MOST_TEXT else _text(path, head)
+    source = None if head.startswith(MAGIC) or len(head) > _MOST_TEXT else _text(path, head)
     if source is None:
-        return snapshot.load(path)
+        return load(path)
     facts, problems = read_graph(source)
     if facts is None:
         raise PolicyGraphError(problems)
@@ -149,7 +156,7 @@ def _recorded(path: str | os.PathLike[str]) -> Facts:
         import torch  # noqa: F401
     except Exception as error:  # not there, or broken in whatever way
         message = f"`{os.fsdecode(path)}` is not a snapshot of a graph, and torch cannot be imported: {error}"
-        raise snapshot.graph_error(snapshot.FOREIGN, message, _NO_TORCH) from None
+        raise graph_error(FOREIGN, message, _NO_TORCH) from None
     from policylang.graph.recorded import recorded_facts
 
     return recorded_facts(path)
@@ -290,3 +297,77 @@ def findings(made: Plan) -> tuple[Diagnostic, ...]:
             message = f"`{planned.text}` cannot be checked on a snapshot: {planned.found}"
             deferred.append(diagnose(DEFERRED, message, expectation.span))
     return one_cause(heeded((*kernel_findings(made.facts), *made.diagnostics, *conflicts(made), *deferred)))
+
+
+# --- snapshots ------------------------------------------------------------------------------------------------------
+
+
+def snapshot(
+    subject: Any,
+    path: str | os.PathLike[str],
+    *,
+    device: Device | None = None,
+    compute_capability: Capability | None = None,
+) -> tuple[Path, ...]:
+    """Write the facts of a graph to the file ``path``, and return the files. A plan on it equals one on the graph.
+
+    ``subject`` is a graph module (joint, flat, or the forward or backward graph of a partition), what
+    ``policylang.trace_step`` returned, or a model compiled under a policy, its backend or its partitioner, once the
+    model has run forward with gradients. If a policy changed the graph, the snapshot is of the graph before. The file
+    holds no weights and no code. A model with several graphs becomes several files, in the order of compilation: for
+    ``model.graph``, ``model.0.graph`` and so on.
+
+    A list of such objects, or of snapshots, is the stages of a pipeline in their order: their graphs become one, in one
+    file.
+
+    With ``device="cuda"``, ``subject`` may also be a function without arguments that calls ``policylang.trace_step``
+    and returns the step. The step is traced as a GPU of ``compute_capability`` runs it.
+
+    Warns with ``PolicyWarning`` if the graph holds other kernels than the device that the step trains on. Raises
+    ``PolicyGraphError`` for any other ``subject``, if nothing was planned yet, for a graph from a compile cache or of
+    another ``device``, and if the file cannot be written.
+    """
+    target: TargetDevice | None = None
+    if device is not None or compute_capability is not None:
+        from policylang.tracing.target_device import target_device, tracing_for
+
+        target = target_device(device, compute_capability)
+        if isinstance(subject, FunctionType | MethodType):
+            with tracing_for(target):
+                subject = subject()
+    paths, found = write_snapshots(subject, path, target)
+    for diagnostic in found:
+        message = f"{diagnostic.message} ({diagnostic.code})"
+        text = f"{message}: {diagnostic.help}" if diagnostic.help else message
+        warnings.warn(text, PolicyWarning, stacklevel=2)
+    return paths
+
+
+def write_snapshots(
+    subject: Any, path: str | os.PathLike[str], device: TargetDevice | None
+) -> tuple[tuple[Path, ...], tuple[Diagnostic, ...]]:
+    """The files, and the warnings about the graphs' kernels. Raises as :func:`snapshot` does."""
+    found = facts_of(subject)
+    if device is not None:
+        others = sorted({each for facts in found for each in traced_on(facts)} - {device.kind})
+        if others:
+            message = f"the graph was traced on `{others[0]}`, and a snapshot for `{device.kind}` was asked for"
+            help = "pass the function that calls `policylang.trace_step`, or trace with "
+            help += f'`policylang.trace_step(…, device="{device.kind}")`'
+            raise PolicyGraphError([diagnose(OTHER_DEVICE, message, help=help)])
+    target = file_of("path", path)
+    several = (target.with_name(f"{target.stem}.{number}{target.suffix}") for number in range(len(found)))
+    paths = (target,) if len(found) == 1 else tuple(several)
+    for facts, each in zip(found, paths, strict=True):
+        write(facts, each)
+    said = (diagnostic for facts in found for diagnostic in kernel_findings(facts))
+    meant = device is not None and device.kind == "cpu"
+    return paths, tuple(dict.fromkeys(each for each in said if not (meant and each.code == ATTENTION_IN_MATMULS)))
+
+
+def load_snapshot(path: str | os.PathLike[str]) -> Facts:
+    """Read the facts of a snapshot. Needs no torch. Raises ``PolicyGraphError`` for anything else."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        message = f"a snapshot is read from its file, and this is a `{type(path).__name__}`"
+        raise nothing(message, "pass the path that `policylang.snapshot` wrote to")
+    return load(path)

@@ -21,7 +21,7 @@ from io import TextIOWrapper
 from policylang.commands.output import Exit, HelpText, UsageError, add_form, check_outputs, say, tell, text_width
 from policylang.errors import PolicyError
 from policylang.language.files import bundled_policies, reason_of
-from policylang.report.layout import fitted, table
+from policylang.report.rendering import fitted, table
 
 COMMANDS = {
     "check": ("policylang.commands.check:check", "check policy files"),

@@ -15,8 +15,8 @@ from policylang.errors import PolicyError, PolicyMeaningError
 from policylang.language.devices.reading import bundled_devices
 from policylang.language.shown import format_quantity
 from policylang.report.diagnostics import render_json
-from policylang.report.layout import table
 from policylang.report.plan_comparison import candidate_data, share_text
+from policylang.report.rendering import table
 from policylang.tuning.tuned_policy import step_words
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from time import monotonic
 
 from policylang.language.files import MAX_FILE, find_policy, policy_files, reason_of, write_whole
 from policylang.language.shown import logged
-from policylang.report.layout import fit
+from policylang.report.rendering import fit
 
 _TICK = 1.0  # seconds between updates of the line that shows what a command does
 

@@ -26,7 +26,7 @@ from policylang.language.words import meanings, senses
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.plan import Plan, digest_of
 from policylang.report.diagnostics import render_text
-from policylang.report.layout import columns
+from policylang.report.rendering import columns
 
 if TYPE_CHECKING:
     from policylang.report.explain import Explained

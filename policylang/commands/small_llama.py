@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from policylang.audit.report import Report
 from policylang.language.shown import format_quantity
-from policylang.report.layout import table
+from policylang.report.rendering import table
 from policylang.torch_compat import eager
 
 

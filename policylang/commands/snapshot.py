@@ -147,7 +147,7 @@ def snapshot(options: argparse.Namespace) -> Exit:
     no such function
     """
     inputs.need_torch()
-    from policylang.api.snapshot import load_snapshot, write_snapshots
+    from policylang.api.planned_graphs import load_snapshot, write_snapshots
     from policylang.tracing.target_device import target_device, tracing_for
 
     try:

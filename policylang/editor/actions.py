@@ -21,7 +21,7 @@ from policylang.language import syntax
 from policylang.language.devices.reading import find_device
 from policylang.language.diagnostics import CODES, Diagnostic, Fix, Related, Severity, Source, Span, TextChange
 from policylang.language.files import bundled_file
-from policylang.language.layout import format_source, line_end_of
+from policylang.language.formatting import format_source, line_end_of
 from policylang.language.lexer import split, words_of
 from policylang.language.operators import prelude_group
 from policylang.language.parser import parse_file
@@ -31,8 +31,8 @@ from policylang.language.shown import one_line, shortened
 from policylang.language.syntax import Device, Include, Let, Statement, Word
 from policylang.planning.capabilities import capabilities_for
 from policylang.report import explain
-from policylang.report.layout import fenced
 from policylang.report.plan_page import plan_page
+from policylang.report.rendering import fenced
 
 _SEVERITIES = {
     Severity.ERROR: types.DiagnosticSeverity.Error,

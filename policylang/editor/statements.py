@@ -29,10 +29,10 @@ from policylang.planning.plan import ExpectationOutcome, Plan, RuleOutcome
 from policylang.planning.selection.no_match import part_counts
 from policylang.planning.selection.selectors import Selections
 from policylang.planning.value_outcome import Why
-from policylang.report import layout
+from policylang.report import rendering
 from policylang.report.explain import LineExplanation
-from policylang.report.layout import bytes_text, seconds_text
 from policylang.report.plan_text import step_totals
+from policylang.report.rendering import bytes_text, seconds_text
 from policylang.report.report_text import rewrite_lines
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -78,7 +78,7 @@ class Article:
         return self
 
     def markdown(self) -> str:
-        return self._joined(_markdown, lambda text: layout.fenced(text, "apl"))
+        return self._joined(_markdown, lambda text: rendering.fenced(text, "apl"))
 
     def plain(self) -> str:
         return printable(self._joined(lambda line: line.translate(_MARKS), lambda text: text))
@@ -101,7 +101,9 @@ class Article:
 
 def _markdown(line: str) -> str:
     parts = _CODE.split(line)
-    written = (layout.code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts))
+    written = (
+        rendering.code(part) if at % 2 else _MARKUP.sub(r"\\\1", printable(part)) for at, part in enumerate(parts)
+    )
     return "".join(written)
 
 

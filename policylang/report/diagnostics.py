@@ -17,7 +17,7 @@ from attrs import asdict, field, frozen
 from policylang.language.diagnostics import CODES, Diagnostic, Fix, Severity, Span, is_error
 from policylang.language.resources import installed_version
 from policylang.language.shown import counted, file_name, printable
-from policylang.report.layout import columns, element, table
+from policylang.report.rendering import columns, element, table
 
 if TYPE_CHECKING:
     from policylang.planning.plan import ExpectationOutcome, Plan

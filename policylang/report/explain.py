@@ -25,9 +25,9 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.selection.no_match import nearest_paths, part_counts
 from policylang.planning.selection.selectors import selections_for
-from policylang.report.layout import columns, seconds_text, table
 from policylang.report.plan_json import line_data, run_data
 from policylang.report.plan_text import BOUNDED_BY, proof_texts, said_of
+from policylang.report.rendering import columns, seconds_text, table
 
 _MOST_NAMES = 8
 

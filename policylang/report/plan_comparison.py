@@ -17,9 +17,18 @@ from policylang.planning.inspection import compare
 from policylang.planning.inspection.breakdown import OUTSIDE as OUTSIDE_BLOCKS
 from policylang.planning.inspection.worth import same_time
 from policylang.report.diagnostics import compared_rows, render_json
-from policylang.report.layout import bytes_text, code, device_text, exposed_text, seconds_text, table, times_text, words
 from policylang.report.plan_json import pipeline_data
 from policylang.report.plan_text import pipeline_text
+from policylang.report.rendering import (
+    bytes_text,
+    code,
+    device_text,
+    exposed_text,
+    seconds_text,
+    table,
+    times_text,
+    words,
+)
 from policylang.tuning.evaluation import Candidate, Infeasible, Tuned
 from policylang.tuning.tuned_policy import (
     TunedPolicy,

@@ -20,9 +20,9 @@ from policylang.planning.inspection.worth import Worth
 from policylang.planning.plan import Plan
 from policylang.planning.schedule import host_memory
 from policylang.planning.value_outcome import Why
-from policylang.report import layout, plan_text
-from policylang.report.layout import Markup, element, fragment
+from policylang.report import plan_text, rendering
 from policylang.report.plan_json import worth_data
+from policylang.report.rendering import Markup, element, fragment, rows_table
 from policylang.simulation.memory import Peak
 
 
@@ -277,11 +277,11 @@ def _tiles(found: breakdown.Breakdown) -> Markup:
     under, without, plan = found.under, found.without, found.plan
     amounts, time = under.amounts, under.time
     kept, peak, flops = amounts.saved_bytes, under.peak.bytes, amounts.recomputed_flops
-    of_kept = f"{_share(kept, without.amounts.saved_bytes)} of {layout.bytes_text(without.amounts.saved_bytes)}"
-    of_peak = f"{_share(peak, without.peak.bytes)} of {layout.bytes_text(without.peak.bytes)}; at {under.peak.at}"
+    of_kept = f"{_share(kept, without.amounts.saved_bytes)} of {rendering.bytes_text(without.amounts.saved_bytes)}"
+    of_peak = f"{_share(peak, without.peak.bytes)} of {rendering.bytes_text(without.peak.bytes)}; at {under.peak.at}"
     of_flops = f"{_share(flops, found.forward_flops)} of the forward's {format_quantity(found.forward_flops, 'flops')}"
     made = [
-        _tile("kept for the backward", layout.bytes_text(kept), f"{of_kept} without recomputation"),
+        _tile("kept for the backward", rendering.bytes_text(kept), f"{of_kept} without recomputation"),
         _tile("computed twice", format_quantity(flops, "flops"), of_flops if found.forward_flops else ""),
     ]
     if time is not None and without.time is not None:
@@ -289,20 +289,20 @@ def _tiles(found: breakdown.Breakdown) -> Markup:
         if time.forward:
             part, forward = format_quantity(time.recomputed / time.forward, "fraction"), time.forward
             share = f"{part} of the forward's {format_quantity(forward, 'seconds')}"
-        price = f", at a price of {price} of peak" if (price := layout.price_text(found.seconds_per_gib)) else ""
+        price = f", at a price of {price} of peak" if (price := rendering.price_text(found.seconds_per_gib)) else ""
         rest = [f"{format_quantity(without.time.step, 'seconds')} without recomputation"]
-        rest += [f"exposed {layout.exposed_text(time)}"] if time.exposed else []
-        rest.append(layout.plan_times_text(plan))
+        rest += [f"exposed {rendering.exposed_text(time)}"] if time.exposed else []
+        rest.append(rendering.plan_times_text(plan))
         made.append(_tile("recomputed time", format_quantity(time.recomputed, "seconds"), share + price))
         made.append(_tile("step time", format_quantity(time.step, "seconds"), "; ".join(rest)))
-    made.append(_tile("simulated peak", layout.bytes_text(peak), of_peak))
+    made.append(_tile("simulated peak", rendering.bytes_text(peak), of_peak))
     if amounts.offloaded:
         where = "on the host between forward and backward, beside what is kept"
         told = f"{counted(amounts.offloaded, 'value')} {where}"
-        made.append(_tile("offloaded", layout.bytes_text(amounts.offloaded_bytes), told))
+        made.append(_tile("offloaded", rendering.bytes_text(amounts.offloaded_bytes), told))
     if amounts.open_bytes:
         what = "counted as kept: its min-cut may recompute it"
-        made.append(_tile("left to PyTorch", layout.bytes_text(amounts.open_bytes), what))
+        made.append(_tile("left to PyTorch", rendering.bytes_text(amounts.open_bytes), what))
     if found.uncounted:
         lost = counted(sum((found.uncounted_again or {}).values()), "call")
         told = f"{uncounted_text(found.uncounted)}; {lost} recomputed"
@@ -332,26 +332,26 @@ def _at_peak_section(found: breakdown.PeakValues) -> Markup:
     if found.rest:
         rest = f"and {counted(found.rest, 'smaller value')}"
         share = format_quantity(found.rest_bytes / found.bytes, "fraction")
-        values.append((layout.bytes_text(found.rest_bytes), share, rest, *[""] * (len(plan_text.VALUES_HEAD) - 3)))
+        values.append((rendering.bytes_text(found.rest_bytes), share, rest, *[""] * (len(plan_text.VALUES_HEAD) - 3)))
     largest = counted(len(found.values), "largest value")
     shares = (plan_text.share_row(each, found) for each in found.shares)
-    by_line = layout.rows_table(plan_text.SHARES_HEAD, shares, range(3), "by line")
-    by_value = layout.rows_table(plan_text.VALUES_HEAD, values, range(2), f"the {largest}")
+    by_line = rows_table(plan_text.SHARES_HEAD, shares, range(3), "by line")
+    by_value = rows_table(plan_text.VALUES_HEAD, values, range(2), f"the {largest}")
     return fragment(element("p", plan_text.highest_moment_text(found), class_="hint"), by_line, by_value)
 
 
 def _group(group: breakdown.BlockGroup, most_saved: int, most_flops: int) -> Markup:
     amounts = group.amounts
     times = element("span", f"×{group.times}", class_="times") if group.times > 1 else ""
-    left = f", {layout.bytes_text(amounts.open_bytes)} of it left to PyTorch" if amounts.open_bytes else ""
-    moved = f", {layout.bytes_text(amounts.offloaded_bytes)} offloaded" if amounts.offloaded else ""
+    left = f", {rendering.bytes_text(amounts.open_bytes)} of it left to PyTorch" if amounts.open_bytes else ""
+    moved = f", {rendering.bytes_text(amounts.offloaded_bytes)} offloaded" if amounts.offloaded else ""
     saved = f" saved in {counted(amounts.saved, 'value')}{left}{moved}"
-    took = f" in {seconds}" if (seconds := layout.seconds_text(amounts.recomputed_seconds)) else ""
-    made = layout.bytes_text(amounts.recomputed_bytes)
+    took = f" in {seconds}" if (seconds := rendering.seconds_text(amounts.recomputed_seconds)) else ""
+    made = rendering.bytes_text(amounts.recomputed_bytes)
     again = f"{took} and {made} recomputed in {counted(amounts.recomputed, 'value')}"
     flops = format_quantity(amounts.recomputed_flops, "flops")
     bars = (
-        _bar(amounts.saved_bytes / most_saved, "saved", layout.bytes_text(amounts.saved_bytes), saved),
+        _bar(amounts.saved_bytes / most_saved, "saved", rendering.bytes_text(amounts.saved_bytes), saved),
         _bar(amounts.recomputed_flops / most_flops, "recomputed", flops, again),
     )
     summary = element("summary", element("span", group.label, times, class_="label"), *bars)
@@ -363,7 +363,7 @@ def _group(group: breakdown.BlockGroup, most_saved: int, most_flops: int) -> Mar
             word, *cells, time, decided = plan_text.entry_row(each)
             fate = element("span", word, class_=f"fate fate-{word.replace(' ', '-')}")
             rows.append((fate, *cells, *(time,)[:timed], each.source or decided))
-    values = layout.rows_table(head, rows, range(4, len(head) - 1), f"the values of {group.label}")
+    values = rows_table(head, rows, range(4, len(head) - 1), f"the values of {group.label}")
     views = sum(each.count for each in group.entries if each.is_free)
     hidden = f"and {counted(views, 'view')} and parts that are recomputed at no cost"
     rest = element("p", hidden, class_="hint") if views else ""
@@ -383,7 +383,7 @@ def _order_section(found: Communication | None) -> Markup:
     parts: list[Markup] = []
 
     def add(rows: Sequence[Sequence[str]], numbers: range, caption: str, notes: Iterable[str]) -> None:
-        parts.extend([layout.rows_table(rows[0], rows[1:], numbers, caption)] if rows else [])
+        parts.extend([rows_table(rows[0], rows[1:], numbers, caption)] if rows else [])
         parts.extend(element("p", each, class_="hint") for each in notes)
 
     if found.orders:
@@ -427,7 +427,7 @@ def plan_page(found: breakdown.Breakdown, worth: Sequence[Worth], graph: str) ->
         "tiles": _tiles(found),
         "memory": fragment(
             memory_chart(data["memory"], [found.under.peak, found.without.peak]),
-            *([layout.rows_table(copies[0], copies[1:], range(1, 5), "copies to the host and back")] if copies else []),
+            *([rows_table(copies[0], copies[1:], range(1, 5), "copies to the host and back")] if copies else []),
         ),
         # without scheduling lines, the collectives of the graph as it is, where there is a device
         "order": _order_section(as_decided(plan) if plan.order is None else found.communication),

@@ -16,7 +16,7 @@ from policylang.planning.inspection.communication import CollectiveEntry, Commun
 from policylang.planning.inspection.worth import EditWorth, Worth, same_time
 from policylang.planning.pipelines import PipelineFigures
 from policylang.report.diagnostics import expectation_table
-from policylang.report.layout import bytes_text, exposed_text, plan_times_text, recomputed_text, seconds_text, table
+from policylang.report.rendering import bytes_text, exposed_text, plan_times_text, recomputed_text, seconds_text, table
 from policylang.report.report_text import barriers_text
 from policylang.simulation.streams import CollectiveRun, ExposedBy
 

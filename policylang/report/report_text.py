@@ -26,7 +26,7 @@ from policylang.language.shown import (
     uncounted_text,
 )
 from policylang.planning.plan import ExpectationOutcome, Plan
-from policylang.report.layout import bytes_text, seconds_text, table
+from policylang.report.rendering import bytes_text, seconds_text, table
 
 _IN_BLOCK = re.compile(r" in block \d+$")
 _WORST_FIRST = ("failed", "deferred", "held")

@@ -26,7 +26,7 @@ from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.shown import counted, format_quantity, joined, listed, uncounted_text
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import COMPARED
-from policylang.report.layout import table
+from policylang.report.rendering import table
 
 LossFn = Callable[..., Tensor]
 

@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from policylang.graph.facts import Facts, Phase, Schedule, mask_of
 from policylang.language.cancellation import collector_paused
 from policylang.language.diagnostics import Diagnostic, Severity, Source
-from policylang.language.layout import format_source
+from policylang.language.formatting import format_source
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable
 from policylang.language.syntax import Action, Pipeline

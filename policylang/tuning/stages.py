@@ -18,7 +18,7 @@ from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.stages import stages_of
 from policylang.language.cancellation import collector_paused
 from policylang.language.diagnostics import Diagnostic, Source, diagnose
-from policylang.language.layout import format_source
+from policylang.language.formatting import format_source
 from policylang.language.shown import beside, format_quantity
 from policylang.language.syntax import Pipeline
 from policylang.planning.capabilities import Capabilities

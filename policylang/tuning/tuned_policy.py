@@ -12,7 +12,7 @@ from attrs import field, frozen
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, Source
 from policylang.language.files import write_whole
-from policylang.language.layout import format_source
+from policylang.language.formatting import format_source
 from policylang.language.shown import UNITS, counted, format_quantity, logged, one_line, write_quantity
 from policylang.planning.pipelines import StageFigures
 from policylang.planning.plan import digest_of

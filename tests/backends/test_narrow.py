@@ -16,7 +16,7 @@ from transformers import ViTConfig, ViTModel
 
 import policylang
 from benchmarks.allocations import step_allocations
-from policylang.api.snapshot import facts_of
+from policylang.api.planned_graphs import facts_of
 from policylang.audit.graphs import audit_flat
 from policylang.backends import copies
 from policylang.backends.applied_plans import AppliedPlan

@@ -27,7 +27,7 @@ from policylang.graph.snapshot import load
 from policylang.graph.snapshot import write as write_graph
 from policylang.language import files
 from policylang.report.diagnostics import RENDERERS
-from policylang.report.layout import columns, fit, fitted, table
+from policylang.report.rendering import columns, fit, fitted, table
 from tests.cli.conftest import Outcome
 from tests.cli.test_check import TAGGED as SMALL
 from tests.cli.test_plan import GRAPH as NARROW_GRAPH

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import policylang
-from policylang.api.snapshot import facts_of
+from policylang.api.planned_graphs import facts_of
 from policylang.planning.inspection.breakdown import breakdown
 from tests.support.compiled import backend_for
 from tests.support.ranks import run_ranks

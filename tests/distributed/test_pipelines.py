@@ -18,8 +18,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import policylang
-from policylang.api.planned_graphs import scheduled
-from policylang.api.snapshot import facts_of
+from policylang.api.planned_graphs import facts_of, scheduled
 from policylang.commands.small_llama import _Ledger
 from policylang.graph.facts import Facts
 from policylang.graph.stages import joined_stages

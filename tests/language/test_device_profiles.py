@@ -13,7 +13,7 @@ import policylang
 from policylang.language.devices.profile import CollectiveTimes, DeviceProfile, Network, Rate
 from policylang.language.devices.reading import bundled_devices, parse_device, read_device, table_rows
 from policylang.language.diagnostics import Diagnostic, Source
-from policylang.language.layout import format_source
+from policylang.language.formatting import format_source
 from policylang.language.loader import load_policy, parse_policy
 from policylang.language.resources import devices_folder
 from policylang.language.shown import DTYPES, beside, format_quantity

@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 from hypothesis import strategies as st
 
-from policylang.language import layout
+from policylang.language import formatting
 from policylang.language.diagnostics import Source
-from policylang.language.layout import format_source
+from policylang.language.formatting import format_source
 from policylang.language.lexer import comments, split, words_of
 from policylang.language.loader import parse_policy
 from policylang.language.parser import parse_file
@@ -252,13 +252,13 @@ def test_names_are_not_looked_up() -> None:
 
 @pytest.mark.parametrize("broken", ["a lost comment", "another tree", "a second change"])
 def test_a_text_that_is_not_proved_is_not_handed_out(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    real = layout._lay_out
+    real = formatting._lay_out
     texts = {
         "a lost comment": lambda source: real(source).replace("  # why", ""),
         "another tree": lambda source: real(source).replace("bmm", "mm"),
         "a second change": lambda source: real(source) + "\n" * source.text.count("\n"),
     }
-    monkeypatch.setattr(layout, "_lay_out", texts[broken])
+    monkeypatch.setattr(formatting, "_lay_out", texts[broken])
     result = format_source(Source("test.apl", "save mm  # why\nsave bmm"))
     assert result.text is None
     assert [each.code for each in result.diagnostics] == ["APL520"]

@@ -8,7 +8,7 @@ from attrs import frozen
 
 import policylang
 from policylang.language.diagnostics import Diagnostic, Source
-from policylang.language.layout import format_source
+from policylang.language.formatting import format_source
 from policylang.language.lexer import keywords
 from policylang.language.loader import load_policy, parse_policy
 from policylang.language.parser import parse_file

@@ -14,7 +14,7 @@ from policylang.errors import PolicyError
 from policylang.graph.facts import Facts
 from policylang.language.cancellation import Cancelled, cancellable, check_cancelled
 from policylang.language.diagnostics import Fix, Source, Span, TextChange
-from policylang.language.layout import format_source
+from policylang.language.formatting import format_source
 from policylang.language.loader import load_policy, parse_policy
 from policylang.planning.capabilities import capabilities_for
 from policylang.planning.inspection.breakdown import breakdown

@@ -22,8 +22,8 @@ from policylang.graph.textual import read_graph
 from policylang.language import lexer as lexer_module
 from policylang.language import parser, syntax
 from policylang.language.diagnostics import CODES, Source, is_error
+from policylang.language.formatting import format_source
 from policylang.language.globs import NameGlob, PathGlob, name_glob_problem, path_glob_problem
-from policylang.language.layout import format_source
 from policylang.language.lexer import TABLE as GRAMMAR_TABLE
 from policylang.language.lexer import key, keywords, lexer, table_of, terminal_texts, word_pairs, words_of
 from policylang.language.loader import parse_policy

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policylang
-from policylang.api.snapshot import facts_of as facts_of_graph
+from policylang.api.planned_graphs import facts_of as facts_of_graph
 from policylang.commands.small_llama import step_memory
 from policylang.errors import PolicyMeaningError
 from policylang.graph import snapshot

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import policylang
-from policylang.api.planned_graphs import on_graph, scheduled
-from policylang.api.snapshot import facts_of
+from policylang.api.planned_graphs import facts_of, on_graph, scheduled
 from policylang.commands.cli import main
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, is_error

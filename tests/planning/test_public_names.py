@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch._inductor.decomposition import select_decomp_table
 
 import policylang
-from policylang.api.snapshot import facts_of as facts_of_graph
+from policylang.api.planned_graphs import facts_of as facts_of_graph
 from policylang.commands.small_llama import step_memory
 from policylang.graph.blocks import Chains, blocks_of
 from policylang.graph.collect import collect

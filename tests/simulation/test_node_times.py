@@ -21,7 +21,7 @@ from policylang.planning.capabilities import capabilities_for
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.planning.schedule import build_schedule
-from policylang.report.layout import plan_times_text
+from policylang.report.rendering import plan_times_text
 from policylang.simulation.node_times import NodeTimes, is_fused, lacking, node_times
 from policylang.simulation.streams import step_time
 from tests.simulation.test_step_time import slow_seconds

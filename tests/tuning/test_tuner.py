@@ -15,7 +15,7 @@ from policylang.api.planned_graphs import read_any
 from policylang.graph.facts import Facts
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import Source
-from policylang.language.layout import format_source
+from policylang.language.formatting import format_source
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan, schedule_of

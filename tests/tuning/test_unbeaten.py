@@ -15,8 +15,7 @@ from torch.nn import functional
 
 import policylang
 from policylang.api.load import load, parse
-from policylang.api.planned_graphs import read_any
-from policylang.api.snapshot import facts_of
+from policylang.api.planned_graphs import facts_of, read_any
 from policylang.graph.facts import Facts, GraphKind
 from policylang.language.devices.reading import read_device
 from policylang.language.diagnostics import is_error

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import policylang
-from policylang.api.snapshot import facts_of
+from policylang.api.planned_graphs import facts_of
 from policylang.graph.facts import Facts, StepKind
 from policylang.planning.capabilities import EAGER
 from policylang.planning.plan import Plan

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 import policylang
-from policylang.api.snapshot import facts_of
+from policylang.api.planned_graphs import facts_of
 from policylang.commands.small_llama import step_memory
 from policylang.graph.facts import Facts
 from policylang.language.devices.reading import read_device

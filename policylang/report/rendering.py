@@ -1,4 +1,4 @@
-"""Layout of text: widths, tables, the times of a device in words, Markdown, HTML."""
+"""Text for people and for pages: widths, tables, the times of a device in words, Markdown, HTML."""
 
 from __future__ import annotations
 
