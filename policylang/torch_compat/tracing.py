@@ -249,6 +249,15 @@ def compiling() -> AbstractContextManager[None]:
     return replaced((torch.compiler, "_is_compiling_flag", True))
 
 
+def into_compiled_functions() -> AbstractContextManager[None]:
+    """Under it a trace sees what a compiled function calls, as it does where :func:`compiling`."""
+    from torch._dynamo import config
+
+    require(config, ["error_on_nested_fx_trace"], "traces with it off")
+    patched: AbstractContextManager[None] = config.patch(error_on_nested_fx_trace=False)
+    return patched
+
+
 @frozen(eq=False)
 class SubclassLayout:
     """The layout of a tensor that is made of plain ones; ``parts`` is None for a plain one."""

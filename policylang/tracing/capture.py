@@ -339,6 +339,7 @@ def _trace(
             regions.marked(),
             checkpoint_regions(followed),
             road,
+            tracing.into_compiled_functions(),
             traced_collectives(),
             functional,
             _DrawnInMemoryOrder(),

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from policylang.graph.facts import COLUMNS, OF_GRAPH, Derivation, Facts, Phase, Ref, rewritten
 from policylang.graph.snapshot import joined, parted
+from policylang.torch_compat import tracing
 from policylang.torch_compat.eager import DispatchMode
 
 LEAST = 3
@@ -132,9 +133,9 @@ class _Counted(DispatchMode):
 
 
 def calls_of(forward: Callable[[], Any]) -> Calls:
-    """The calls of a forward on ``meta``."""
+    """The calls of a forward on ``meta``, where no tensor has a value to ask for."""
     counted = _Counted()
-    with counted:
+    with tracing.compiling(), counted:
         forward()
     return counted.calls
 

@@ -91,6 +91,12 @@ def test_an_optimizer_is_traced_as_without_it() -> None:
     assert graphs[0].code == graphs[1].code
 
 
+def test_what_a_compiled_function_calls_is_traced() -> None:
+    sine = torch.compile(torch.sin, backend="eager")
+    step = trace_step(nn.Linear(4, 4), lambda model, x: sine(model(x)).sum(), torch.randn(2, 4), path="eager")
+    assert "sin" in {node.name for node in step.gm.graph.nodes}
+
+
 def test_another_path_is_refused() -> None:
     with pytest.raises(PolicyError, match="APL251"):
         trace_step(nn.Linear(4, 4), loss_fn, torch.randn(2, 4), path="joint")
