@@ -160,7 +160,7 @@ def _size_of(facts: Facts, row: int) -> _Size | None:
 
 
 def _count(facts: Facts, row: int) -> _Count | None:
-    """What the elements of a count of tokens are on average, under an even load; None for anything else."""
+    """The average element of a count of tokens under an even load; None for anything else."""
     times, is_sent = Fraction(1), True
     while (reads := facts.inputs[row]) and facts.numel[row]:
         of, target = reads[0], _operator(facts, row)

@@ -74,9 +74,9 @@ class StageCosts:
     forward_peak: int = 0
     saved: int = 0
     backward_peak: int = 0
-    """With what is saved; each gradient of a parameter counts while it is made."""
+    """Saved values included; each gradient of a parameter counts while it is made."""
     first_backward_peak: int = 0
-    """The same where these gradients stay."""
+    """The backward's peak where gradients of parameters stay."""
     between: int = 0
     """The gradients that the weights' part of a split backward reads."""
     inputs_peak: int = 0
@@ -86,13 +86,13 @@ class StageCosts:
     weights_peak: int = 0
     """The peak of the weights' part: saved and recomputed values, and the largest gradient."""
     first_weights_peak: int = 0
-    """The same where all gradients of parameters stay."""
+    """The weights' peak where all gradients of parameters stay."""
     sent: tuple[int, int] = (0, 0)
-    """What a microbatch sends in the forward, and in the backward."""
+    """A microbatch sends so much in the forward, and in the backward."""
     gradients: int = 0
     resident: int = 0
     per_step: int = 0
-    """What a microbatch is sent, gradients too, and its inputs: a rank has buffers for all microbatches."""
+    """A microbatch receives so much, gradients and inputs included: a rank has buffers for all microbatches."""
     seconds: Counter[str] = field(factory=Counter)
     """Time of the forward (F), the inputs' and the weights' part of the backward (I, W), and recomputation (R)."""
 
@@ -188,8 +188,8 @@ def unfit(pipeline: Pipeline, facts: Facts, blocks: BlockTable) -> Diagnostic | 
 def stage_costs(
     pipeline: Pipeline | None, facts: Facts, schedule: Schedule, times: NodeTimes | None, blocks: BlockTable
 ) -> Sequence[StageCosts] | None:
-    """What one microbatch costs each stage of a step that runs in this order; None where that is no whole model with a
-    schedule."""
+    """The costs of one microbatch in each stage of a step that runs in this order; None unless it is a whole model with
+    a schedule."""
     if pipeline is None or not pipeline.order or unfit(pipeline, facts, blocks) is not None:
         return None
     stages = stages_of(facts, blocks, pipeline)

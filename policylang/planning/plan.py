@@ -198,7 +198,7 @@ class Plan:
 
     @cached_property
     def stage_costs(self) -> Sequence[StageCosts] | None:
-        """What one microbatch costs each stage of the policy's pipeline, where the graph is whole."""
+        """The costs of one microbatch in each stage of the policy's pipeline, where the graph is whole."""
         from policylang.planning.pipelines import stage_costs
 
         made = self if self.order is None else self.order
@@ -208,7 +208,7 @@ class Plan:
 
     @cached_property
     def pipeline(self) -> PipelineFigures | None:
-        """What each stage holds and computes over the schedule of the policy's pipeline, where the graph is whole."""
+        """The bytes and seconds of each stage over the schedule of the policy's pipeline, where the graph is whole."""
         from policylang.planning.pipelines import pipeline_figures
 
         said, costs = self.policy.pipeline, self.stage_costs

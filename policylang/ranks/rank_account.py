@@ -92,7 +92,7 @@ class GroupDigest:
 
     name: str
     digest: str
-    """Of its ranks, in group order, and the collectives."""
+    """Covers its ranks, in group order, and the collectives."""
 
 
 @frozen
@@ -134,7 +134,7 @@ class RankMessage:
     absences: tuple[Absence, ...] = ()
 
     def over(self, key: MeetingKey) -> tuple[str, ...]:
-        """What has to be equal on the members of a group: the place of the group among all, and its digest."""
+        """The place of the group among all, and its digest: equal on all members of the group."""
         return tuple(f"{at} {each.digest}" for at, each in enumerate(self.by_group) if each.name == key.group)
 
     def misses(self, absence: Absence) -> bool:

@@ -396,7 +396,7 @@ def _findings(done: Sequence[Done]) -> tuple[Findings, ...]:
 
 @frozen
 class _Sidecar:
-    """What is stored beside a graph in Inductor's caches."""
+    """Stored beside a graph in Inductor's caches."""
 
     partitions: tuple[Findings, ...]
     groups: tuple[runtime.RankOrder, ...]
