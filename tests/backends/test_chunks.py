@@ -28,7 +28,7 @@ from policylang.planning.planner import plan
 from policylang.torch_compat import compilers
 from tests.support.architectures import ENDS, EVERY, GROUPED
 from tests.support.compiled import backend_for
-from tests.support.drawn import slow
+from tests.support.drawn import crossed, slow
 from tests.support.models import Function
 
 ROWS, WIDTH, VOCABULARY = 12, 8, 40
@@ -172,20 +172,21 @@ def check(m: nn.Module, loss: Loss, data: tuple[Tensor, Tensor], text: str, with
     return policylang.report(step.gm)
 
 
-@pytest.mark.parametrize("loss", [*LOSSES, *SHIFTED, preference], ids=lambda each: each.__name__)
-@pytest.mark.parametrize("lead", [(ROWS,), (2, 6), slow((1, ROWS))], ids=str)
+@pytest.mark.parametrize(("loss", "lead"), crossed([*LOSSES, *SHIFTED, preference], [(ROWS,), (2, 6), (1, ROWS)]))
 def test_a_chunked_loss_is_the_whole_one(loss: Loss, lead: tuple[int, ...]) -> None:
     (line,) = check(model(bias=True), loss, batch(*lead), "chunk loss into 2").rewrites
     assert line.done == 1
     assert "bits differ there, nowhere else" in " ".join(line.notes)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda each: each.__name__)
-@pytest.mark.parametrize(("dtype", "slices"), [(torch.float32, 4), (torch.bfloat16, 4), (torch.bfloat16, 2)], ids=str)
-def test_in_narrow_types_the_error_is_that_of_summing_in_slices(loss: Loss, dtype: torch.dtype, slices: int) -> None:
+@pytest.mark.parametrize(
+    ("loss", "form"), crossed(LOSSES, [(torch.float32, 4), (torch.bfloat16, 4), (torch.bfloat16, 2)])
+)
+def test_in_narrow_types_the_error_is_that_of_summing_in_slices(loss: Loss, form: tuple[torch.dtype, int]) -> None:
     """Of n slices, n - 1 additions round once, to half a unit in the last place of their result; a mean multiplies each
     slice, and divides once; both runs round last: 2 n + 2 roundings of sums that are not larger than their parts'."""
-    m, (x, labels) = model().to(dtype), batch(ROWS)
+    (dtype, slices), (x, labels) = form, batch(ROWS)
+    m = model().to(dtype)
     step = step_of(m, loss, (x.to(dtype), labels))
     want = step(x.to(dtype), labels)
     policylang.apply(step.gm, policylang.parse(f"chunk loss into {slices}"))
@@ -343,14 +344,13 @@ def test_a_distilled_head_is_cut_with_its_teacher() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss",
-    [cross_entropy, z_loss, capped, per_token, preference, shifted, weighed, padded, indexed],
-    ids=lambda each: each.__name__,
+    ("loss", "text"),
+    crossed(
+        [cross_entropy, z_loss, capped, per_token, preference, shifted, weighed, padded, indexed],
+        ["chunk loss into 3", "chunk module mlp into 2", "chunk loss into 2; recompute everything"],
+    ),
 )
 @pytest.mark.parametrize("lead", [slow((ROWS,)), (2, 6)], ids=str)
-@pytest.mark.parametrize(
-    "text", ["chunk loss into 3", "chunk module mlp into 2", "chunk loss into 2; recompute everything"]
-)
 def test_a_joint_graph_gives_the_same(loss: Loss, lead: tuple[int, ...], text: str) -> None:
     whole, data = model(mlp=SwiGlu()), batch(*lead)
     cut = copy.deepcopy(whole)
@@ -556,8 +556,8 @@ def compiled_by_hand(loss: Loss, text: str, halves: list[fx.GraphModule], *, sha
 @pytest.mark.parametrize(
     ("text", "slices"),
     [
-        ("chunk loss into 5", 5),
-        ("chunk module mlp into 4", 4),
+        slow("chunk loss into 5", 5),
+        slow("chunk module mlp into 4", 4),
         ("chunk module mlp into 4; save everything", 4),
         ("chunk loss into 2; chunk module mlp into 3", 5),
     ],

@@ -20,6 +20,7 @@ from policylang.backends.torch_compile.inductor import Inner
 from policylang.torch_compat import eager
 from tests.support import models
 from tests.support.compiled import assert_bitwise_equal, backend_for, train
+from tests.support.drawn import crossed
 from tests.support.joint import capture_joint
 from tests.support.models import Layers, counter, mlp
 
@@ -286,8 +287,7 @@ RETURNING: dict[str, Function] = {
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("policy", ["auto", "recompute everything"])
-@pytest.mark.parametrize("function", RETURNING)
+@pytest.mark.parametrize(("function", "policy"), crossed(RETURNING, ["auto", "recompute everything"]))
 def test_values_that_are_returned(function: str, policy: str) -> None:
     assert_same_as_without(Returning(RETURNING[function]), X, POLICIES[policy], "aot_eager", function)
 

@@ -32,7 +32,7 @@ from policylang.operators.names import AUTOGRAD_COPIES
 from policylang.planning.liveness import SavedForBackward
 from tests.support import models
 from tests.support.compiled import backend_for
-from tests.support.drawn import drawn, slow
+from tests.support.drawn import crossed, drawn, slow
 from tests.support.late import Late, copied_over
 from tests.support.models import ZOO, Example, Layers, dropout, gpt2, llama, mixtral, products, resnet
 from tests.support.sharded import fake_ranks
@@ -363,8 +363,7 @@ FIRST = (
 )
 
 
-@pytest.mark.parametrize("policy", FIRST)
-@pytest.mark.parametrize("shape", [one, several, nested, beside])
+@pytest.mark.parametrize(("shape", "policy"), crossed([one, several, nested, beside], FIRST, each=2))
 def test_what_the_first_partition_saved_is_saved(shape: Callable[[Function], Function], policy: str) -> None:
     first, second = partitioned_twice(shape(block), arguments(), policylang.parse(policy))
     assert first.audit.saved

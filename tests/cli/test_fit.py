@@ -30,7 +30,7 @@ CONFIGURATIONS = Path(__file__).parents[1] / "data" / "configurations"
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 128},
     "vit": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
-    "llama": {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "llama": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
               "num_key_value_heads": 2, "vocab_size": 128},
     "gemma2": {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
                "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "layer_types": None},
@@ -113,15 +113,6 @@ def test_the_printed_lines_compile_the_step_that_was_planned(policylang):
     assert all(each.grad is not None for each in names["model"].parameters())
 
 
-def test_what_cannot_fit_has_the_smallest_peak_and_its_node(policylang):
-    asked = ("gpt2.json", "--seq", "256", "--gpus", "2", "--device", "h100-sxm", "--peak", "2 MiB", "-o", "recipe.apl")
-    found = policylang("fit", *asked, "--alone")
-    assert found.code == 1
-    assert found.err.startswith("error[APL625]: no policy keeps the peak within 2 MiB: the smallest is ")
-    assert "at `" in found.err.splitlines()[0]
-    assert not Path("recipe.apl").exists()
-
-
 @pytest.mark.slow
 def test_the_table_says_what_other_sizes_would_bring(policylang):
     asked = ("gpt2.json", "--seq", "256", "--gpus", "2", "--device", "h100-sxm", "--peak", "3 MiB")
@@ -199,9 +190,24 @@ def broken():
 """
 
 
-def test_a_function_makes_the_step(policylang, here, monkeypatch):
+@pytest.fixture
+def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "mine_to_fit.py").write_text(MINE)
     monkeypatch.syspath_prepend(str(here))
+
+
+@pytest.mark.usefixtures("mine")
+def test_what_cannot_fit_has_the_smallest_peak_and_its_node(policylang):
+    asked = ("mine_to_fit:make_step", "--seq", "256", "--gpus", "2", "--device", "h100-sxm", "--peak", "100 KiB")
+    found = policylang("fit", *asked, "--alone", "-o", "recipe.apl")
+    assert found.code == 1
+    assert found.err.startswith("error[APL625]: no policy keeps the peak within 100 KiB: the smallest is ")
+    assert "at `" in found.err.splitlines()[0]
+    assert not Path("recipe.apl").exists()
+
+
+@pytest.mark.usefixtures("mine")
+def test_a_function_makes_the_step(policylang):
     on = ("--device", "h100-sxm", "--peak", "1MiB", "--alone")
     found = policylang("fit", "mine_to_fit:make_step", "--mesh", "fsdp=4", "--seq", "256", *on, "-o", "recipe.apl")
     assert found.code == 0, found.err
@@ -266,7 +272,7 @@ def test_facts_are_those_of_a_full_trace(monkeypatch, batch):
     ("name", "mesh", "device"),
     [
         ("llama", {"fsdp": 4}, None),
-        ("llama", {"fsdp": 2, "tp": 2}, None),
+        slow("llama", {"fsdp": 2, "tp": 2}, None),
         ("llama", {"fsdp": 2, "tp": 2}, TargetDevice("cpu")),
         ("gemma2", {"fsdp": 2, "tp": 2}, None),  # the embedding and the head are one weight
         ("mixtral", {"fsdp": 8, "tp": 2}, None),  # 4 experts, which compute with plain tensors and add up in place

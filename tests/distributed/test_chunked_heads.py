@@ -246,7 +246,7 @@ ISSUED = {
     "by hand": "they issue 6 all_reduce in place of 2",
     "sequence parallel": "they issue 6 all_reduce in place of 2",
 }
-FAST = ("loss_parallel", "sequence parallel")
+FAST = ("loss_parallel",)
 
 
 @pytest.mark.parametrize("kind", [pytest.param(each, marks=[pytest.mark.slow] * (each not in FAST)) for each in KINDS])

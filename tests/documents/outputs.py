@@ -206,8 +206,8 @@ def tune_rows(shown: Shown) -> str:
     return "\n".join([*lines[:_FIRST], f"… {len(left)} more …", *lines[-_LAST:]])
 
 
-SLOW = {"agree", "architectures", "demo", "tune", "tune-rows"}
-"""First words of outputs that take more than a second or two."""
+SLOW, TUNES = {"agree", "architectures", "demo"}, "$ policylang tune "
+"""First words of outputs that take more than a second or two, and what stands in others."""
 
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from policylang.language.diagnostics import is_error
 from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import FSDP2_BLOCKS, PAGE, WHAT_FSDP_MEANS, WHOLE_MODEL
 from tests.documents.outputs import PAGES as WITH_OUTPUTS
-from tests.documents.outputs import PICTURE, SLOW, Shown, blocks, example, masked, picture, produce
+from tests.documents.outputs import PICTURE, SLOW, TUNES, Shown, blocks, example, masked, picture, produce
 from tests.support.tuned import written
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -294,7 +294,7 @@ FOUND = [shown for page in WITH_OUTPUTS for shown in blocks(page)]
 
 def _cases() -> list[object]:
     return [
-        pytest.param(shown, id=str(shown), marks=[pytest.mark.slow] if shown.words[0] in SLOW else [])
+        pytest.param(shown, id=str(shown), marks=[pytest.mark.slow] * (shown.words[0] in SLOW or TUNES in shown.text))
         for shown in FOUND
     ]
 

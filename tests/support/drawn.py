@@ -1,6 +1,7 @@
 """How many examples hypothesis draws: few where a change waits for the verdict, many in a search for new ones."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +12,17 @@ from hypothesis import strategies as st
 def slow(*values: Any) -> Any:
     """The values of a parametrized test that only the nightly run takes."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def crossed(first: Iterable[Any], second: Iterable[Any], *, each: int = 1) -> list[Any]:
+    """Every one of the first with every one of the second, for two parameters; in the fast suite with ``each`` of them,
+    in turns, so that all of either come."""
+    rows, columns = list(first), list(second)
+    return [
+        (one, other) if (at - place) % len(columns) < each else slow(one, other)
+        for at, one in enumerate(rows)
+        for place, other in enumerate(columns)
+    ]
 
 
 SEARCHES = os.environ.get("HYPOTHESIS_PROFILE", "same") != "same"

@@ -173,7 +173,6 @@ def policies(count: int) -> Iterator[Policy]:
     ("name", "path", "count"),
     [
         ("tutorial", JOINT, 5),
-        ("tutorial", EAGER, 5),
         *(
             pytest.param(name, path, 60, marks=pytest.mark.slow)
             for name in ("tutorial", "vit", "gpt2", "t5", "resnet50", "mixtral", "fsdp")

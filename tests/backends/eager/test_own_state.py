@@ -24,6 +24,7 @@ import policylang
 from policylang.backends.eager import first_call
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.language.syntax import Policy
+from tests.support.drawn import crossed
 from tests.support.eager import differences, train
 from tests.support.models import Layers
 
@@ -260,8 +261,7 @@ def check(programs: list[list[str]], policy: Policy, run: Callable[[nn.Module, i
     assert before == after
 
 
-@pytest.mark.parametrize("state", RIGHT)
-@pytest.mark.parametrize("order", list(ORDERS)[2:])
+@pytest.mark.parametrize(("state", "order"), crossed(RIGHT, list(ORDERS)[2:]))
 def test_a_block_that_runs_again_before_its_backward(state: str, order: str) -> None:
     for shared in (False, True):
         check([[state], [state]], policylang.parse(POLICIES[0]), ORDERS[order], shared)

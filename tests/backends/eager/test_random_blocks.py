@@ -13,7 +13,7 @@ import policylang
 from policylang.backends.copies import pool
 from policylang.backends.eager import moved_values, region
 from tests.support import models
-from tests.support.drawn import examples
+from tests.support.drawn import crossed, examples
 from tests.support.eager import differences, train
 from tests.support.late import Late, copied_over
 from tests.support.models import Layers
@@ -310,8 +310,7 @@ READ_TWICE = {of_the_outer_block, of_the_outer_block_and_again}
 
 
 @pytest.mark.parametrize("early_stop", [True, False])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "policy"), crossed(SHAPES, POLICIES))
 def test_blocks_that_differentiate_inside_one_another(shape, policy, early_stop) -> None:
     """The first call is observed, the others follow a plan."""
 
