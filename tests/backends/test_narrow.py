@@ -578,6 +578,7 @@ def test_the_report_says_what_the_allocator_frees(name: str, is_compiled: bool) 
     assert len(set(saved)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "joint"])
 def test_the_peak_of_a_resnet_falls_by_what_is_planned(is_compiled: bool) -> None:
     """Beside the plan are the workspaces of convolutions: as many bytes whatever waits in which form."""

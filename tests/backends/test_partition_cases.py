@@ -442,7 +442,7 @@ def test_dynamic_batch_and_sequence(model: str, policy: str) -> None:
         pytest.param("llama", True, marks=pytest.mark.slow),
         ("mlp", True),
         pytest.param("gpt2", False, marks=pytest.mark.slow),
-        ("resnet", False),
+        pytest.param("resnet", False, marks=pytest.mark.slow),
         ("counter", False),
         pytest.param("flex", False, marks=pytest.mark.slow),
     ],

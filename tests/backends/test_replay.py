@@ -149,7 +149,7 @@ def test_the_second_partition_is_the_first(model: Callable[[], Example], policy:
 
 @pytest.mark.parametrize(
     ("model", "policy"),
-    [(one_layer, SAVE_ALL), (one_layer, SAVE_PRODUCTS), slow(gpt2, SAVE_ALL), (ZOO["dropout"], SAVE_PRODUCTS)],
+    [(one_layer, SAVE_ALL), slow(one_layer, SAVE_PRODUCTS), slow(gpt2, SAVE_ALL), (ZOO["dropout"], SAVE_PRODUCTS)],
 )
 def test_the_same_memory_is_saved_under_the_decompositions_of_inductor(model, policy) -> None:
     first = first_step(model, policy)

@@ -157,6 +157,7 @@ print(json.dumps(files))
 """
 
 
+@pytest.mark.slow
 def test_what_a_compile_imports_is_in_the_key(tmp_path: Path) -> None:
     """On every path, in a process that has imported nothing but what compiling needs."""
     done = python("-c", PROGRAM, cwd=tmp_path)

@@ -295,6 +295,7 @@ def test_a_flat_graph_gives_the_gradients_of_the_whole_one_on_every_rank(kind: s
     assert "they issue 6 all_reduce in place of 2; 1 sum is split" in " ".join(notes)
 
 
+@pytest.mark.slow
 def test_four_ranks_add_a_slice_in_another_order_and_the_plan_says_so() -> None:
     for names, notes in run_ranks(flat_step, 4, "loss_parallel"):
         assert names == ["all_reduce"] * 8
