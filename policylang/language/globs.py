@@ -9,7 +9,7 @@ component. Case matters. Matching takes time linear in the path for each compone
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import product
 
@@ -92,6 +92,12 @@ class PathGlob:
                 at += 1
                 states.add(at)
         return frozenset(states)
+
+
+@lru_cache(maxsize=256)
+def covering(glob: str) -> Callable[[str], bool]:
+    """:meth:`PathGlob.covers` of a glob, remembered by path: thousands of nodes are in few modules."""
+    return lru_cache(maxsize=65_536)(PathGlob(glob).covers)
 
 
 def split_outside_braces(text: str) -> list[str]:

@@ -22,13 +22,13 @@ from policylang.planning.decisions.decide import routing_owners
 from policylang.simulation.node_times import operator_name
 from policylang.tuning.choices import Choices
 from policylang.tuning.composition import Composition, Ints, SegmentProfile
-from policylang.tuning.decision_list import MOST_STATEMENTS, Zone, scripts
+from policylang.tuning.decision_list import MOST_STATEMENTS, Zone, blocks_phrase, scripts
 from policylang.tuning.evaluation import Besides
 from policylang.tuning.phrases import Option, ValueClasses, Vocabulary
 from policylang.tuning.program import whole_classes
 
 _KEPT, _RECOMPUTED = ("matmul", "attention"), ("pointwise", "add or mul")
-"""What people keep of a block, and what they recompute of one that keeps all else."""
+"""The operators that people keep in a block, and those that they recompute in a block that keeps all others."""
 _LEAST = 0.1
 """The share of the forward's values that a stack has at least."""
 
@@ -149,7 +149,7 @@ def bundled_texts() -> Iterator[tuple[str, ...]]:
 
 
 _MOVED = (2, 4)
-"""So many of the largest classes wait on the host in some patterns."""
+"""Numbers of the largest classes that wait on the host in some patterns."""
 _LARGE = 0.1
 """A share of the largest value: two copies may be in flight at once, and that of a small value takes the place of a
 large one's."""
@@ -199,7 +199,7 @@ class Candidates:
         self.blocks = composition.count
         self.patterns = tuple(each.asked for each in profiles)
         self.rows = self._mixtures(composition, profiles, by_peak)
-        """By mixture five numbers: the pattern of the first blocks, that of the others, that outside of blocks, how
+        """Five numbers per mixture: the pattern of the first blocks, that of the others, that outside of blocks, how
         many first blocks there are, and 1 if the last block saves everything."""
         zone, rest, around, number, last = self.rows.T
         chosen = np.where(np.arange(self.blocks) < number[:, None], zone[:, None], rest[:, None])
@@ -259,8 +259,8 @@ class Candidates:
         ways = [(self._template(around, rest), "")]
         if zone != rest:
             ways = [
-                (self._template(around, rest, zone), _blocks_phrase("first", number)),
-                (self._template(around, zone, rest), _blocks_phrase("last", self.blocks - number)),
+                (self._template(around, rest, zone), blocks_phrase("first", number)),
+                (self._template(around, zone, rest), blocks_phrase("last", self.blocks - number)),
             ]
         found = [template.replace(_MARK, place) for template, place in ways if template is not None]
         text = min(found, key=lambda text: (text.count("\n"), len(text), text), default=None)
@@ -284,8 +284,3 @@ class Candidates:
                 texts = (script.text(self.head, override=self.override) for script in made)
                 self._known[key] = next((text for text in texts if text is not None), None)
         return self._known[key]
-
-
-def _blocks_phrase(end: str, number: int) -> str:
-    """``in first 3 blocks``."""
-    return f"in {end} block" if number == 1 else f"in {end} {number} blocks"

@@ -48,19 +48,19 @@ class SegmentProfile:
     """A pattern that all blocks follow, cut into segments."""
 
     rise: Ints
-    """By segment: bytes by which what is alive at its highest exceeds what was alive before it."""
+    """Bytes by which the memory in use rises at most, per segment."""
     net: Ints
-    """By segment: bytes by which it is higher after it."""
+    """Bytes by which the memory in use is higher afterwards, per segment."""
     saved: Ints
-    """By block, the rest of the graph last: bytes kept for the backward."""
+    """Bytes kept for the backward, per block and, last, in the rest of the graph."""
     recompute: Floats
-    """By block, the rest of the graph last: seconds of recomputation."""
+    """Seconds of recomputation, per block and, last, in the rest of the graph."""
     asked: tuple[int, ...]
-    """By class: what becomes of its values; ``Option.EITHER`` of those that the backward does not ask for."""
+    """An :class:`Option` per class; ``Option.EITHER`` where the backward asks for none of its values."""
     saves_outputs: bool
     """True if blocks save their outputs: only then does memory in use follow from that of each block."""
     copied: Floats
-    """By block, the rest of the graph last: seconds of its copies to the host and back."""
+    """Seconds of copies to the host and back, per block and, last, in the rest of the graph."""
     hidden: float
     """Seconds of all of these in which computation goes on."""
 

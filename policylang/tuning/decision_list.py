@@ -29,7 +29,7 @@ class Zone:
     place: str
     """``in first 3 blocks``."""
     pattern: tuple[int, ...]
-    """By class."""
+    """An :class:`Option` per class."""
     nested: bool = False
     """True if they are among the blocks of the zone before."""
 
@@ -271,3 +271,8 @@ def _listed(phrases: Sequence[Phrase], group: RuleGroup) -> str:
         return phrases[0].text(group.place, inside=group.inside)
     parts = ", ".join(evolve(phrase, stages="").text("", inside=group.inside) for phrase in phrases)
     return evolve(phrases[0], subject=f"({parts})", module="").text(group.place, inside=group.inside)
+
+
+def blocks_phrase(end: str, number: int) -> str:
+    """``in first 3 blocks``."""
+    return f"in {end} block" if number == 1 else f"in {end} {number} blocks"

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from policylang.graph.facts import Facts, Phase, Schedule, mask_of
 from policylang.language.cancellation import collector_paused
-from policylang.language.diagnostics import Diagnostic, Severity, Source
+from policylang.language.diagnostics import Diagnostic, Severity, Source, is_error
 from policylang.language.formatting import format_source
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable
@@ -71,7 +71,7 @@ class Candidate:
 
 @frozen
 class Allowed:
-    """What may be chosen beside saving and recomputing."""
+    """The lines that the search may use beside those that save and recompute."""
 
     offload: bool = False
     chunk: bool = True
@@ -102,7 +102,7 @@ class TunedStages:
     figures: PipelineFigures
     costs: Sequence[StageCosts]
     state: tuple[int, ...]
-    """By rank, bytes of the optimizer's state."""
+    """Bytes of the optimizer's state, per rank."""
     offloaded: int
     """Bytes of one microbatch that are kept on the host, in all stages."""
     exposed: float
@@ -117,7 +117,7 @@ class TunedStages:
         return self.figures.step_seconds
 
     def memory(self, reserve: float) -> list[int]:
-        """By rank the bytes of its peak, of its optimizer's state, and in reserve."""
+        """Bytes per rank: of its peak, of its optimizer's state, and in reserve."""
         peaks = {each.rank: each.peak for each in self.figures.stages}
         return [Besides(state, reserve).on(peaks[rank]) for rank, state in enumerate(self.state)]
 
@@ -156,7 +156,7 @@ class Infeasible:
 
 
 _IDLE = (refusals.MATCHES_NOTHING, refusals.NO_EFFECT)
-"""Of lines without which nothing changes: what is written for all blocks may be in some of them only."""
+"""Codes of lines without which nothing changes: a line for all blocks may match in some of them only."""
 
 
 class Evaluation:
@@ -171,7 +171,9 @@ class Evaluation:
         self.ordered = ordered
         self.operators = OperatorTable.bundled(met=facts.operators)
         self.plans: dict[str, Plan] = {}
-        """By canonical text, of candidates with an order."""
+        """The plans of candidates with an order, by canonical text."""
+        self.errors: set[str] = set()
+        """Texts with an error, such as a rule that matches nothing."""
         self._known: dict[str, Candidate | None] = {}
         self._asked: dict[str, None] = {}
 
@@ -228,6 +230,8 @@ class Evaluation:
             return None
         made = self.planned_or_refused(formatted)
         if isinstance(made, list):
+            if any(map(is_error, made)):
+                self.errors.add(text)
             if self.ordered:
                 return None
             kept = without_idle(formatted, made)

@@ -67,7 +67,7 @@ class ValueClasses:
     """Node (a producer or a follower) to the number of its class; -1 if no rule decides it."""
     all: tuple[ValueClass, ...] = field(repr=False)
     rows: tuple[tuple[int, ...], ...] = field(repr=False)
-    """By class, the producers, in graph order."""
+    """The producers per class, in graph order."""
     blocks: BlockTable = field(repr=False)
     block_glob: str
     """A glob of the blocks' own modules; empty where they have none in common."""
@@ -363,7 +363,7 @@ class Vocabulary:
             yield from self._positions(subject, numbers, cost, "")
 
     def _positions(self, subject: str, numbers: Sequence[int], cost: float, path: str) -> Iterator[Phrase]:
-        """Those by which every block means the same classes."""
+        """The positions by which every block means the same classes."""
         if not self.inside:
             return
         wanted = set(numbers)

@@ -50,7 +50,7 @@ _SAME = (1e-3, 1e-2, 5e-2, inf)
 _TEXTS = 3
 """Texts of one choice that are planned."""
 Choice = tuple[int, ...]
-"""By stage the number of its pattern."""
+"""The number of a pattern per stage."""
 
 
 class StageTuner:

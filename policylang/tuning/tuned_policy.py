@@ -41,7 +41,7 @@ class TunedPolicy:
 
     @property
     def stages(self) -> tuple[StageFigures, ...]:
-        """What each stage of a pipeline holds and computes; empty for a single step. With stages the other bytes are
+        """The figures of each stage of a pipeline; empty for a single step. With stages the other bytes are
         those of the rank with the highest peak, and times those of all microbatches."""
         return () if self.tuned.stages is None else self.tuned.stages.figures.stages
 
@@ -120,7 +120,7 @@ class TuningSubject:
     device: str
     """The name that its profile gives itself."""
     device_named: str
-    """As a policy names it: a bundled profile, or the path of a file in quotes; empty where it has no name."""
+    """The device in a policy: the name of a bundled profile or the path of a file in quotes; empty without a name."""
     optimizer: str = ""
     """The name of the optimizer whose state counts; empty where its size is given, or there is none."""
     path: str = ""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from functools import cached_property
+from itertools import chain, islice
 from math import inf
 from typing import Literal
 
@@ -32,17 +33,23 @@ from policylang.tuning.composition import Composition, SegmentProfile
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned
 from policylang.tuning.phrases import Option, Vocabulary, value_classes
 from policylang.tuning.program import bound_of
+from policylang.tuning.refinement import Refinement
 
 Progress = Callable[[str], None]
 Detail = Literal["all", "rules", "figures"]
-"""What is worked out: neighbours and the bound as well; the rules alone; or their figures, without leaving out lines
-that change nothing."""
+"""The search works out the neighbours and the bound as well; the rules alone; or their figures, and keeps lines that
+change nothing."""
 NOTHING_BESIDES = Besides()
 _ROWS = 48
 _PROGRAMS, _LEAST_PROGRAMS, _NODES = 12, 4, 100_000
 """Numbers of bytes for which an integer program is solved, and nodes in whole graphs: each pattern is simulated."""
 _OTHERS = 60_000
 """Nodes that are planned in any case, in whole graphs."""
+_FURTHER, _STARTS, _TRIED = 100_000, 3, 3
+"""Nodes that are planned to find further rules, in whole graphs; the patterns that they are found for, and how many
+texts in a row may be no better."""
+_NEIGHBOURS = 12
+"""Candidates that are planned for a neighbour of the chosen one."""
 _LOW = 1.1
 """Up to so many times the least composed bytes, the smallest candidate counts with its simulated figures."""
 _NOTICED = 1e-4
@@ -50,9 +57,9 @@ _NOTICED = 1e-4
 _MAY_BE_IDLE = 0.01
 """The share of the peak above which no line is tried: much of what it decides may be needed by nobody."""
 _MISSES = 4
-"""So many candidates of hardly differing composed bytes are planned without one that takes less than the best."""
+"""Candidates of hardly differing composed bytes that are planned before the search for the smallest gives up."""
 _ALIKE = 3
-"""So many alike in a row that take more than composed tell that the next one does, by the least that they do."""
+"""Alike candidates in a row that take more than composed: the next is expected to exceed it by the least of them."""
 _SAME = 1e-9
 """The share of the forward's time by which two sums of the same times may differ."""
 
@@ -91,6 +98,8 @@ class Tuner:
         self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
         self._candidates: dict[bool, Candidates] = {}
         self._choices: dict[tuple[int, ...], Choices] = {}
+        self._tried: dict[tuple[str, Budget], list[str]] = {}
+        """The texts with further rules that were planned, by what was chosen before."""
 
     def bound(self, saved: int) -> float:
         """Seconds of recomputation that no choice of values goes below that keeps at most so many bytes."""
@@ -114,7 +123,7 @@ class Tuner:
 
     @property
     def patterns(self) -> Sequence[Pattern]:
-        """What blocks may follow for a peak."""
+        """The patterns that blocks may follow for a peak."""
         return self.candidates(Budget("peak", inf)).patterns
 
     def candidates(self, budget: Budget) -> Candidates:
@@ -169,7 +178,7 @@ class Tuner:
     def _plan_bundled(self) -> None:
         """Plan the policies that come along: none of them that fits beats what is chosen."""
         for alone, *rests in bundled_texts():
-            if self.evaluation.of(alone) is None:
+            if self.evaluation.of(alone) is None and alone not in self.evaluation.errors:
                 for text in rests:
                     self.evaluation.of(text)
 
@@ -202,6 +211,7 @@ class Tuner:
                 break
         if more is not None and more.price >= chosen.price:
             more = None
+        chosen = self._refined(chosen, budget)
         rows = undominated(self._evaluated, lambda each: self.memory(each, budget))
         written = chosen if detail == "figures" else self._without_idle_lines(chosen, budget)
         return Tuned(
@@ -214,6 +224,36 @@ class Tuner:
             bound=self.bound(chosen.saved + (chosen.offloaded if self.offload else 0)) if detail == "all" else None,
             forward=self.forward,
         )
+
+    def _refined(self, chosen: Candidate, budget: Budget) -> Candidate:
+        """The best of what further rules make of it, and of the patterns nearest the budget in all blocks."""
+        if budget.figure == "recompute time" or not chosen.price or self.offload:
+            return chosen
+        if (key := (chosen.rules, budget)) in self._tried:
+            known = filter(None, map(self.evaluation.of, self._tried[key]))
+            return min((each for each in known if self._fits(each, budget)), key=lambda each: each.price)
+        mixed, left, best, asked = self.candidates(budget), _FURTHER // max(len(self.facts), 1), chosen, list[str]()
+        patterns = sorted(range(len(mixed.patterns)), key=lambda at: abs(mixed.memory[at] - budget.limit))
+        for first in chain([chosen], (self._candidate(mixed, at) for at in patterns[:_STARTS] if left > 0)):
+            start: Candidate | None = first
+            asked += [first.rules] if first is not None else []
+            while start is not None and left > 0 and "include" not in start.rules:
+                made, room = self.evaluation.planned(start.rules), budget.limit - self.memory(start, budget)
+                assert made is not None, "a candidate is a policy against which nothing is to be said"
+                texts = self._refinement.texts(start.rules, made, room * (1 - self.besides.reserve))
+                least, start, left = start.price if room >= 0 else inf, None, left - 1
+                for text in texts[:_TRIED]:
+                    asked.append(text)
+                    other, left = self.evaluation.of(text), left - 1
+                    if other is not None and self._fits(other, budget) and other.price < least:
+                        start, best = other, min(best, other, key=lambda each: each.price)
+                        break
+        self._tried[key] = asked
+        return best
+
+    @cached_property
+    def _refinement(self) -> Refinement:
+        return Refinement(self.choices(()), self.classes, self.inside, self.outside, override=self.override)
 
     def _without_idle_lines(self, chosen: Candidate, budget: Budget) -> Candidate:
         """Fewer lines within the budget: without those that decide little memory and without which the step takes no
@@ -253,11 +293,11 @@ class Tuner:
         return min(found, key=lambda each: (self.memory(each, budget), each.price), default=None)
 
     def _fastest(self, budget: Budget, limit: float) -> Candidate | None:
-        found = self._at(budget, limit)
+        found = self._at(budget, limit, most=_NEIGHBOURS)
         return self._fastest_of(self._evaluated if found is None else (found, *self._evaluated), budget, limit)
 
     def _fastest_of(self, found: Iterable[Candidate], budget: Budget, limit: float) -> Candidate | None:
-        """In so much memory, and of those that take as long the one with the least of it."""
+        """The fastest candidate within the limit; of equals the one with the least memory."""
         fitting = [each for each in found if self.memory(each, budget) <= limit]
         most = min((each.price for each in fitting), default=0.0) + _SAME * self.forward
         fastest = (each for each in fitting if each.price <= most)
@@ -280,8 +320,8 @@ class Tuner:
             return self._cheapest(budget, budget.limit * self.forward)
         return self._at(budget, budget.limit)
 
-    def _at(self, budget: Budget, limit: float) -> Candidate | None:
-        """The fastest candidate in so much memory."""
+    def _at(self, budget: Budget, limit: float, *, most: float = inf) -> Candidate | None:
+        """The fastest candidate in so much memory, of the first ``most`` that are planned."""
         if self.save_all is not None and self.memory(self.save_all, budget) <= limit:
             return self.save_all
         chosen, same = self.candidates(budget), _SAME * self.forward
@@ -293,7 +333,7 @@ class Tuner:
         best = min(known, key=lambda each: each.price, default=None)
         above: dict[tuple[int, ...], deque[int]] = {}  # how much more than composed the last of a kind took
         for at in chosen.by_time:
-            if best is not None and chosen.seconds[at] >= best.price - same:
+            if most <= 0 or (best is not None and chosen.seconds[at] >= best.price - same):
                 break
             if memory[at] > limit:
                 continue
@@ -302,6 +342,7 @@ class Tuner:
             made = self._candidate(chosen, at) if memory[at] + more <= limit else None
             if made is not None:
                 last.append(self.memory(made, budget) - memory[at])
+                most -= 1
                 if self.memory(made, budget) <= limit and (best is None or made.price < best.price):
                     best = made
         return best
@@ -337,7 +378,7 @@ class Tuner:
 
 
 def undominated(found: Iterable[Candidate], memory: Callable[[Candidate], int]) -> list[Candidate]:
-    """Those that no other beats in both memory and time, by rising memory."""
+    """The candidates that no other beats in both memory and time, by rising memory."""
     kept: list[Candidate] = []
     for each in sorted(found, key=lambda each: (memory(each), each.price, len(each.rules), each.rules)):
         if not kept or each.price < kept[-1].price:

@@ -1,4 +1,4 @@
-"""What a tuned policy says beside its rules: ``chunk``, FSDP's words, narrower copies, and the order of collectives.
+"""The lines of a tuned policy beside its rules: ``chunk``, FSDP's words, narrower copies, the order of collectives.
 
 The tuner decides what is saved and recomputed on a graph as traced. Here the same budget is tuned again under other
 conditions: on the graph as slices leave it, with gathered weights as FSDP keeps them, with collectives at a share of
@@ -41,17 +41,17 @@ from policylang.tuning.tuner import Detail, Tuner, undominated
 
 GATHERED_AGAIN = "include <fsdp>\n"
 SMALLEST = f"recompute everything in block\noptional save (topk, sort, argsort) in block\n{GATHERED_AGAIN}"
-"""What steers others has to be the same again."""
+"""Recomputing everything but the values that steer others, which recomputation might choose otherwise."""
 _AHEAD = "prefetch (all_gather where from parameter) 1 block ahead\n"
 _BUCKETS = "include <fsdp_overlap>\n"
 _SLICES, _OF_MODULE = (8, 32), 4
 """Numbers of slices that are tried, of the loss and of a module in each block."""
 _FORMS, _NARROWS = ("bfloat16", "float8_e4m3fn per row"), r" as (bfloat|float8)"
 _CHEAPER = ((0.1, 0.97), (0.1, 1.0), (1.0, 0.97))
-"""What collectives take, as a share of their time, and the share of the budget that rules are tuned for: who computes
-less may send more, and weights that are gathered ahead need memory."""
+"""The share of their time that collectives count with, and the share of the budget for rules: who computes less may
+send more, and weights that are gathered ahead need memory."""
 _NODES = 10_000
-"""So many of them are tuned for as make so many nodes, in whole graphs; one at least."""
+"""Nodes, in whole graphs, that are tuned with cheaper collectives; one graph at least."""
 _WORTH = 0.01
 """The share of the step, or of the memory, that a line has to take off if it changes bits."""
 _EXPOSED = 0.002
@@ -91,7 +91,7 @@ class Variants:
         """``device_line``: the statement that names the device; empty if a policy cannot name it."""
         self.facts, self.times, self.capabilities = facts, times, capabilities
         self.budget, self.besides, self.allowed = budget, besides, allowed
-        self.device_line, self._progress = device_line, progress
+        self.device_line, self._say = device_line, progress or (lambda _: None)
         self._timed = budget.figure == "recompute time"
         there = weights_there(facts) if capabilities.block_by_block else None
         self._tuned_facts, self._by_fsdp = there or facts, there is not None
@@ -143,10 +143,6 @@ class Variants:
     def _fits(self, each: Candidate | None) -> bool:
         return each is not None and (self._timed or self.memory(each) <= self.budget.limit)
 
-    def _say(self, what: str) -> None:
-        if self._progress is not None:
-            self._progress(what)
-
     def _tuner(self, facts: Facts, collectives: float = 1.0) -> Tuner:
         """``collectives``: what they take, as a share of their time."""
         times = node_times(facts, self.times.device)
@@ -154,7 +150,7 @@ class Variants:
             each_takes = zip(times.seconds, facts.flags, strict=True)
             seconds = [collectives * each if flag & Flag.COLLECTIVE else each for each, flag in each_takes]
             times = evolve(times, seconds=seconds)
-        offload, progress = self.allowed.offload, self._progress
+        offload, progress = self.allowed.offload, self._say
         return Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=progress)
 
     def _base(self, before: str, *, table: bool = False, detail: Detail | None = None) -> _Base:
@@ -164,7 +160,7 @@ class Variants:
         return _Base(before, tuner, tuner.tuned(self.budget, table=table, detail=detail or self._detail))
 
     def _answer(self, base: _Base, chosen: Candidate | None) -> Tuned | Infeasible:
-        """What was tuned on a base, with its lines, and ``chosen`` in place of what the tuner chose."""
+        """The result of a base with its lines, and ``chosen`` in place of the tuner's own choice."""
         found = base.found
         if chosen is None:
             smallest = self._exact(SMALLEST) if self._by_fsdp else None
@@ -320,7 +316,7 @@ class Variants:
         for price, share in islice(_CHEAPER, max(_NODES // len(facts), 1)):
             self._say(f"tuning with collectives at {price:g} of their time")
             tuner = tuners.get(price) or tuners.setdefault(price, self._tuner(facts, price))
-            tuned = tuner.tuned(evolve(self.budget, limit=share * self.budget.limit))
+            tuned = tuner.tuned(evolve(self.budget, limit=share * self.budget.limit), detail="rules")
             if isinstance(tuned, Tuned) and (made := self._exact(base.before + tuned.chosen.rules)) is not None:
                 tried.append(made)
         self._say("ordering collectives")

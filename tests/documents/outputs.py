@@ -503,9 +503,8 @@ def tuning(which: str) -> str:
         ("graph", text("graph")),
         ("nodes", number("nodes", 0)),
         ("seconds to tune", number("seconds to tune", 1)),
-        ("furthest above the bound, of the forward", _share("worst excess over the bound, of the forward", 100)),
-        ("times the bound at the budget, at most", number("worst ratio to the bound above 5%", 3)),
-        ("and at what is used of it", number("worst ratio to the bound of the bytes used", 3)),
+        ("furthest above the optimum, of the forward", _share("worst excess over the bound, of the forward", 100)),
+        ("times the optimum, at most", number("worst ratio to the bound above 1%", 3)),
         ("others that are faster at their peak", lambda row: f"{len(row['beaten'])} of {len(row['others'])}"),
         ("more memory never costs time", lambda row: "yes" if row["monotone"] and row["fits"] else "no"),
     ]

@@ -167,6 +167,18 @@ def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> 
         assert mixed.recompute[0] == pytest.approx(step_time(stacked(), schedule, times_of()).recomputed)
 
 
+@pytest.mark.parametrize("share", [0.15, 0.35, 0.6])
+def test_further_rules_spare_what_they_are_said_to(share: float) -> None:
+    budget, tuner = peak_at(share), tuner_of()
+    start, room = tuner._picked(budget), 300
+    texts = tuner._refinement.texts(start.rules, planned(start.rules, stacked()), room)
+    found = [each for text in texts if (each := tuner.evaluation.of(text)) is not None]
+    assert found
+    assert all(each.saved <= start.saved + room and each.recompute < start.recompute for each in found)
+    assert [each.recompute for each in found] == sorted(each.recompute for each in found)
+    assert tuner.tuned(budget).chosen.recompute <= start.recompute
+
+
 def test_the_same_input_gives_the_same_text() -> None:
     budget = peak_at(0.45)
     again = Tuner(stacked(), times_of(), JOINT).tuned(budget)

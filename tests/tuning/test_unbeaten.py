@@ -108,6 +108,7 @@ def test_nothing_that_fits_beats_what_is_chosen(graph, figure, shares) -> None:
     ("name", "path", "shares"),
     [
         ("tutorial", JOINT, (0.4, 0.6)),
+        pytest.param("fsdp", FLAT, (0.4, 0.55, 0.7), marks=pytest.mark.slow),
         pytest.param("resnet50", FLAT, (0.2, 0.4, 0.6, 0.8), marks=pytest.mark.slow),
         pytest.param("mixtral", FLAT, (0.4, 0.7), marks=pytest.mark.slow),
         pytest.param("gpt2", FLAT, (0.3, 0.6), marks=pytest.mark.slow),

@@ -33,7 +33,7 @@ from policylang.graph.facts import (
 from policylang.graph.stages import stages_of
 from policylang.language import syntax
 from policylang.language.cancellation import check_cancelled
-from policylang.language.globs import NameGlob, PathGlob
+from policylang.language.globs import NameGlob, PathGlob, covering
 from policylang.language.operators import PLAIN_FUNCTIONS
 from policylang.language.selectors import parts
 from policylang.language.syntax import Let, Policy, Predicate, Scope, Selector
@@ -328,7 +328,7 @@ class Selections:
             case syntax.Reference():
                 return parts[0]
             case syntax.InModule():
-                covers = cache(PathGlob(node.glob).covers)
+                covers = covering(node.glob)
                 return [row for row in parts[0] if covers(facts.modules[row]) is not node.outside]
             case syntax.InBlock():
                 # The extra last entry answers for -1, "outside every block".
