@@ -179,6 +179,13 @@ def make_step(seq, batch):
         return x.square().mean()
     return model, loss, x
 
+def asking(seq, batch):
+    model, loss, x = make_step(seq, batch)
+    def asks(model, x):
+        assert torch.compiler.is_compiling() or model[0].weight.sum() < 9
+        return loss(model, x)
+    return model, asks, x
+
 def traced():
     return policylang.trace_step(*make_step(64, 1), device="cuda")
 
@@ -213,6 +220,9 @@ def test_a_function_makes_the_step(policylang):
     assert found.code == 0, found.err
     assert "mine_to_fit:make_step, seq 256, batch 1 a GPU, on 4 × h100-sxm, in eager: fits: " in found.out
     assert "recomputed" in found.out, "what it costs is said where no other size is"
+    assert "under a compiler" not in found.out
+    found = policylang("fit", "mine_to_fit:asking", "--seq", "256", *on)
+    assert "traced as under a compiler, which may run other operators than eager: the step branches on the" in found.out
     assert policylang("fit", "mine_to_fit:traced", *on).code == 0
     for function, ranks, message in (
         ("traced", "2", "error[APL652]: `mine_to_fit:traced` returns a step that is traced already"),
@@ -281,6 +291,7 @@ def test_facts_are_those_of_a_full_trace(monkeypatch, batch):
 def test_each_rank_has_its_share_of_the_weights(name, mesh, device):
     traced, sizes = _traced(f"{name}.json", device), StepSizes(2, 128, mesh)
     facts = traced.at(sizes)
+    assert not traced.as_compiled
     whole = sum(each.nbytes for each in traced.subject.make(sizes).model.parameters())
     share = sum(size for size, kind in zip(facts.bytes, facts.input_kinds, strict=True) if kind == InputKind.PARAMETER)
     most = 1.3 if "tp" in mesh else 1  # norms and routers are cut by fsdp alone
