@@ -12,6 +12,7 @@ from attrs import evolve, field, frozen
 
 from policylang.graph.blocks import BlockTable
 from policylang.graph.facts import Facts, Flag, Schedule, StepKind
+from policylang.language.cancellation import collector_paused
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.selectors import tests_of
@@ -165,6 +166,7 @@ class Plan:
         return f"<policylang.Plan: {self}>"
 
     @cached_property
+    @collector_paused()
     def schedule(self) -> Schedule:
         """The steps of the plan, on the nodes of :attr:`facts`. What is left to PyTorch's partitioner is kept."""
         if self.checkpoints is not None:
@@ -189,6 +191,7 @@ class Plan:
         return max(host_memory(order.facts, order.schedule), default=0)
 
     @cached_property
+    @collector_paused()
     def peak(self) -> Peak:
         """The peak of the step that runs, in the order of the scheduling lines."""
         from policylang.simulation.memory import estimate_peak
@@ -197,6 +200,7 @@ class Plan:
         return estimate_peak(order.facts, order.schedule)
 
     @cached_property
+    @collector_paused()
     def stage_costs(self) -> Sequence[StageCosts] | None:
         """The costs of one microbatch in each stage of the policy's pipeline, where the graph is whole."""
         from policylang.planning.pipelines import stage_costs
@@ -219,6 +223,7 @@ class Plan:
         return pipeline_figures(said, costs, timed=timed)
 
     @cached_property
+    @collector_paused()
     def step_time(self) -> StepTime | None:
         """The times of the step that runs, in the order of the scheduling lines; None without a device."""
         from policylang.simulation.streams import step_time
