@@ -20,7 +20,7 @@ from policylang.backends.torch_compile.inductor import Inner
 from policylang.torch_compat import eager
 from tests.support import models
 from tests.support.compiled import assert_bitwise_equal, backend_for, train
-from tests.support.drawn import crossed
+from tests.support.drawn import crossed, slow
 from tests.support.joint import capture_joint
 from tests.support.models import Layers, counter, mlp
 
@@ -287,16 +287,9 @@ RETURNING: dict[str, Function] = {
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("function", "policy"), crossed(RETURNING, ["auto", "recompute everything"]))
-def test_values_that_are_returned(function: str, policy: str) -> None:
-    assert_same_as_without(Returning(RETURNING[function]), X, POLICIES[policy], "aot_eager", function)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("function", RETURNING)
-def test_values_that_are_returned_under_every_policy(function: str, policy: str, inner: Inner) -> None:
+@pytest.mark.parametrize("inner", ["aot_eager", slow("inductor")])
+@pytest.mark.parametrize(("function", "policy"), crossed(RETURNING, POLICIES))
+def test_values_that_are_returned(function: str, policy: str, inner: Inner) -> None:
     assert_same_as_without(Returning(RETURNING[function]), X, POLICIES[policy], inner, function)
 
 
