@@ -8,7 +8,7 @@ how). Then the seconds that tuning takes, and how they grow with the nodes.
 
     python -m benchmarks.tune --recorded tests/data/llama3_8b_one_device_joint.json.gz \\
         --json benchmarks/results/tune.json --picture docs/tuned_policies.svg
-    python -m benchmarks.tune --snapshots docs/graphs/resnet50.graph --models swin bamba --budgets 12 --json …
+    python -m benchmarks.tune --snapshots docs/graphs/resnet50.graph --models swin bamba --json …
     python -m benchmarks.tune --layers 8 18 36 --synthetic 2000 10000 20000 40000 --json …    # the growth
     python -m benchmarks.tune --models tiny --budgets 8          # seconds
 
@@ -310,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--snapshots", type=Path, nargs="*", default=[], help="of steps, without PyTorch's budgets")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=[])
     parser.add_argument("--profile", default=DEVICE, metavar="NAME|FILE", help="the device profile")
-    parser.add_argument("--budgets", type=int, default=50)
+    parser.add_argument("--budgets", type=int, default=6)
     parser.add_argument("--torch-budgets", type=int, help="fewer, on large graphs: each is a min-cut of seconds")
     parser.add_argument("--blocks", type=int, nargs="*", help="that recompute in policies by hand")
     parser.add_argument("--solvers", nargs="*", choices=SOLVERS, default=list(SOLVERS), help="of PyTorch's knapsack")

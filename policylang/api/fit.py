@@ -337,37 +337,29 @@ def _calls(parts: Parts) -> Calls | None:
         return None
 
 
-@frozen
-class _Place:
-    """Where a node belongs: a list of layers, which of them, and the rest of its path."""
-
-    list: str
-    layer: int
-    rest: str
-
-
-def _places(facts: Facts, lists: Sequence[str]) -> list[_Place]:
-    """One a node. What autograd adds up has no module: it belongs to the layer before it."""
+def _places(facts: Facts, lists: Sequence[str]) -> list[tuple[str, int, str]]:
+    """The list of layers, the layer and the rest of the path of each node. What autograd adds up has no module: it
+    belongs to the layer before it."""
     form = re.compile(rf"({'|'.join(map(re.escape, lists))})\.(\d+)(\..*)?") if lists else None
-    found, last = [], _Place("", 0, "")
+    found, last = [], ("", 0, "")
     for row in range(len(facts)):
         path = facts.modules[row] or facts.input_names[row]
         if path or facts.phases[row] != Phase.BACKWARD:
             matched = form.fullmatch(path) if form else None
-            last = _Place(matched[1], int(matched[2]), matched[3] or "") if matched else _Place("", 0, path)
+            last = (matched[1], int(matched[2]), matched[3] or "") if matched else ("", 0, path)
             found.append(last)
         else:
-            found.append(_Place(last.list, last.layer, "?"))
+            found.append((*last[:2], "?"))
     return found
 
 
 def _forms(facts: Facts, lists: Sequence[str]) -> dict[tuple[str, int], tuple[list[Any], list[Any]]]:
     """The operators of each layer, in the forward and in the backward: layers that have the same are alike."""
     found: dict[tuple[str, int], tuple[list[Any], list[Any]]] = {}
-    for row, place in enumerate(_places(facts, lists)):
-        if place.list and facts.ops[row] == "call_function":
-            sides = found.setdefault((place.list, place.layer), ([], []))
-            sides[facts.phases[row] == Phase.BACKWARD].append((facts.targets[row], place.rest))
+    for row, (path, layer, rest) in enumerate(_places(facts, lists)):
+        if path and facts.ops[row] == "call_function":
+            sides = found.setdefault((path, layer), ([], []))
+            sides[facts.phases[row] == Phase.BACKWARD].append((facts.targets[row], rest))
     return found
 
 
@@ -397,10 +389,9 @@ def resized(full: Facts, small: Facts, lists: Mapping[str, int], kept: Mapping[s
 
     def keys(facts: Facts, layer_of: Callable[[str, int], int]) -> Iterator[tuple[Any, ...]]:
         met: Counter[Any] = Counter()
-        for row, place in enumerate(_places(facts, list(lists))):
-            own = place, facts.ops[row], facts.targets[row], facts.phases[row]
-            layer = layer_of(place.list, place.layer) if place.list else 0
-            yield place.list, layer, place.rest, *own[1:], met[own]
+        for row, (path, layer, rest) in enumerate(_places(facts, list(lists))):
+            own = path, layer, rest, facts.ops[row], facts.targets[row], facts.phases[row]
+            yield path, layer_of(path, layer) if path else 0, *own[2:], met[own]
             met[own] += 1
 
     rows = {key: row for row, key in enumerate(keys(small, lambda _path, layer: layer))}

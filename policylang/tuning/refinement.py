@@ -26,7 +26,7 @@ Bools = NDArray[np.bool_]
 Weighed = list[tuple[float, list[str]]]
 """Seconds of recomputation, and the lines of a text."""
 
-_WORTH = 0.003
+WORTH = 0.003
 """The share of the recomputation that each further rule has to spare."""
 _PLACES = 8
 """Rules are tried in the first and in the last 1 to so many blocks, and in every so manyth number of them."""
@@ -119,7 +119,7 @@ class Refinement:
             sizes, seconds, _ = self._figures(np.where(rules.columns[other].T, False, changed[:, one]))
             pairs = zip(seconds, sizes, one, other, strict=True)
             ways += [(took, (first, then)) for took, size, first, then in pairs if size <= limit]
-        worth = [each for each in ways if each[0] < (1 - _WORTH * len(each[1])) * least]
+        worth = [each for each in ways if each[0] < (1 - WORTH * len(each[1])) * least]
         at_end = len(lines) - lines[-1].startswith("undecided")
         return [
             (float(took), lines[:at_end] + [rules.texts[at] for at in chosen] + lines[at_end:])

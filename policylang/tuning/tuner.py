@@ -33,7 +33,7 @@ from policylang.tuning.composition import Composition, SegmentProfile
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned
 from policylang.tuning.phrases import Option, Vocabulary, value_classes
 from policylang.tuning.program import bound_of
-from policylang.tuning.refinement import Refinement
+from policylang.tuning.refinement import WORTH, Refinement
 
 Progress = Callable[[str], None]
 Detail = Literal["all", "rules", "figures"]
@@ -230,8 +230,8 @@ class Tuner:
         if budget.figure == "recompute time" or not chosen.price or self.offload:
             return chosen
         if (key := (chosen.rules, budget)) in self._tried:
-            known = filter(None, map(self.evaluation.of, self._tried[key]))
-            return min((each for each in known if self._fits(each, budget)), key=lambda each: each.price)
+            found = [self.evaluation.of(text) for text in self._tried[key]]
+            return found[-1] or chosen
         mixed, left, best, asked = self.candidates(budget), _FURTHER // max(len(self.facts), 1), chosen, list[str]()
         patterns = sorted(range(len(mixed.patterns)), key=lambda at: abs(mixed.memory[at] - budget.limit))
         for first in chain([chosen], (self._candidate(mixed, at) for at in patterns[:_STARTS] if left > 0)):
@@ -246,9 +246,9 @@ class Tuner:
                     asked.append(text)
                     other, left = self.evaluation.of(text), left - 1
                     if other is not None and self._fits(other, budget) and other.price < least:
-                        start, best = other, min(best, other, key=lambda each: each.price)
+                        start, best = other, other if other.price < (1 - WORTH) * best.price else best
                         break
-        self._tried[key] = asked
+        self._tried[key] = [*asked, best.rules]
         return best
 
     @cached_property
