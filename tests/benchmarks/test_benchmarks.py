@@ -190,7 +190,7 @@ def test_a_point_that_is_faster_is_said_to_beat() -> None:
     facts = subject().facts()
     tuner = tune.Tuner(facts, node_times(facts, DEVICE), JOINT)
     free = Point("torch", "made up", measured()["tuned"][0]["peak"], 0, 0.0)
-    (found,) = tune.beaten(tune.at_their_peaks(tuner, [free]), tuner.forward)
+    (found,) = tune.beaten(tune.at_their_peaks(tuner, [free], []), tuner.forward)
     assert found["name"] == "made up"
     assert found["faster by"] == pytest.approx(measured()["tuned"][0]["recompute"] / tuner.forward)
 

@@ -255,7 +255,8 @@ def _traced(name: str, device: TargetDevice | None = None) -> _Traced:
     return _Traced(subject, device or TargetDevice("cuda", (9, 0)), "eager", print)
 
 
-@pytest.mark.parametrize("batch", [2, slow(1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [2, 1])
 def test_facts_are_those_of_a_full_trace(monkeypatch, batch):
     """Six layers are made of three; their other sizes are those of two, unless these have other nodes: labels of
     several sequences are copied."""

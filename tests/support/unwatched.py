@@ -10,7 +10,6 @@ import types
 
 import torch._dynamo.config
 import torch._dynamo.guards
-import torch._dynamo.utils
 import torch._inductor.config
 import torch._subclasses.fake_tensor
 
@@ -22,8 +21,6 @@ torch._dynamo.config.run_gc_after_compile = False
 # those that pytest hangs on each logger that does not propagate.
 logging.getLogger("torch.__trace").handlers.clear()
 logging.getLogger("torch.__trace").propagate = True
-# The record of each compilation, with all settings as JSON.
-torch._dynamo.utils.record_compilation_metrics = lambda *_, **__: None
 # The stack of whoever makes a fake mode, and, three times, of whoever sets the seed: for devices that nobody has begun.
 _no_stack = types.SimpleNamespace(extract_stack=list, format_stack=list, format_list=list)
 for _module in (torch._subclasses.fake_tensor, torch.cuda, torch.mtia, torch.xpu):

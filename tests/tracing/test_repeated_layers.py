@@ -81,9 +81,7 @@ NONE: Mapping[Any, int] = {}
 def traced(make: Callable[[], Any], *batch: Any) -> Traced:
     """A function that traces the model, or what ``shortened`` leaves of it, and counts the calls of its forward."""
 
-    def facts(
-        lists: Mapping[Repeated, int] | None = None, units: Mapping[str, int] | None = None
-    ) -> tuple[Facts, Calls]:
+    def facts(lists: Mapping[Repeated, int] = NONE, units: Mapping[str, int] = NONE) -> tuple[Facts, Calls]:
         found = make()
         parts = found if isinstance(found, Parts) else Parts(found, lambda model, *given: model(*given), batch)
         shortened(parts.model, lists, units)
