@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import policylang
 from policylang.commands.small_llama import step_memory
 from policylang.errors import PolicyGraphError, PolicyWarning
+from policylang.language.cancellation import collector_paused
 from tests.backends.eager.test_checkpoint import counted
 from tests.support.eager import Step, differences, train
 from tests.support.models import Function, Layers
@@ -231,9 +232,14 @@ def test_the_first_call_runs_what_every_call_runs() -> None:
 @pytest.fixture
 def _notes_of_modes() -> Iterator[None]:
     """Torch notes in globals that a dispatch mode is active. Modes of several threads that end in another order than
-    they began leave the note standing (with torch's own contexts too), and Dynamo then compiles at every call."""
+    they began leave the note standing (with torch's own contexts too), and Dynamo then compiles at every call.
+
+    ``torch.get_rng_state`` makes a Python object while it holds the generator's mutex. A collection in it that frees a
+    tensor lets another thread run, which waits for the mutex without letting go of the interpreter: none goes on.
+    """
     before = {name: value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")}
-    yield
+    with collector_paused():
+        yield
     vars(_python_dispatch).update(before)
 
 

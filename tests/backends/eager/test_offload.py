@@ -22,6 +22,7 @@ from policylang.backends import copies
 from policylang.backends.copies import HOST, HostPool, pool
 from policylang.backends.eager.first_call import BlockMode
 from policylang.errors import PolicyGraphError
+from policylang.language.cancellation import collector_paused
 from tests.support.late import Late, copied_over
 
 CROSSING = "recompute everything in block\noffload everything in block where crosses block"
@@ -439,7 +440,7 @@ def test_threads_take_steps_of_models_of_their_own() -> None:
     pairs = [pair(Plain, ALL) for _ in range(4)]
     for plain, _ in pairs:
         plainly(plain)
-    with ThreadPoolExecutor(4) as threads:
+    with collector_paused(), ThreadPoolExecutor(4) as threads:
         for _ in range(10):
             for _, model in pairs:
                 model.zero_grad()

@@ -23,6 +23,7 @@ from torch.nn.utils import parametrizations
 import policylang
 from policylang.backends.eager import first_call
 from policylang.errors import PolicyGraphError, PolicyMatchError
+from policylang.language.cancellation import collector_paused
 from policylang.language.syntax import Policy
 from tests.support.drawn import crossed
 from tests.support.eager import differences, train
@@ -424,7 +425,7 @@ def test_threads_that_draw_at_the_same_time_are_right_or_refused(preserve: bool)
     often = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        with ThreadPoolExecutor(8) as threads:
+        with collector_paused(), ThreadPoolExecutor(8) as threads:
             assert sum(threads.map(wrong, range(100))) == 0
     finally:
         sys.setswitchinterval(often)
