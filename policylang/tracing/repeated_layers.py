@@ -58,6 +58,8 @@ class Unlike:
 
 Calls = Counter[tuple[str, str]]
 """How often a forward calls each operator with arguments of the same shapes, dtypes and values."""
+Traced = Callable[[Mapping[str, int]], tuple[Facts, Calls]]
+"""Traces a step with so many units of each list, by path, and counts the calls of its forward."""
 
 
 @frozen(eq=False)
@@ -77,16 +79,11 @@ class Repetition:
         return found
 
 
-def repeated(
-    traced: Callable[[Mapping[str, int]], tuple[Facts, Calls]],
-    lists: Mapping[Repeated, int],
-    whole: Calls,
-) -> Repetition | Unlike:
+def repeated(traced: Traced, lists: Mapping[Repeated, int], whole: Calls) -> Repetition | Unlike:
     """A step with so many units in each list, proven from traces with few: three, or five where the first or the last
     two differ, as sums over all layers do; and one list after the other with one more.
 
-    ``traced``: a step and the calls of its forward, with so many units of each list by path. ``whole``: the calls of
-    the whole model's forward.
+    ``whole``: the calls of the whole model's forward.
     """
     found: Repetition | Unlike = Unlike("no layers repeat")
     for units in _TRACED:
@@ -96,11 +93,7 @@ def repeated(
     return found
 
 
-def _repeated(
-    traced: Callable[[Mapping[str, int]], tuple[Facts, Calls]],
-    lists: Mapping[Repeated, int],
-    whole: Calls,
-) -> Repetition | Unlike:
+def _repeated(traced: Traced, lists: Mapping[Repeated, int], whole: Calls) -> Repetition | Unlike:
     units = {each.path: each.units for each in lists}
     few, calls = traced(units)
     expected = Counter(calls)
