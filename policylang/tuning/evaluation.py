@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -177,9 +177,12 @@ class Evaluation:
         self._known: dict[str, Candidate | None] = {}
         self._asked: dict[str, None] = {}
 
-    def afresh(self) -> None:
-        """Count as evaluated what is asked for from here on: what was asked for before decides nothing."""
-        self._asked.clear()
+    def afresh(self, asked: Iterable[str] = ()) -> None:
+        """Count as evaluated these texts and what is asked for from here on: nothing else decides."""
+        self._asked = dict.fromkeys(asked)
+
+    def asked(self) -> tuple[str, ...]:
+        return tuple(self._asked)
 
     def planned(self, text: str) -> Plan | None:
         """The plan of a text; None if it has any diagnostic, except a note that some offloaded values stay on the

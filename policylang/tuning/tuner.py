@@ -98,8 +98,8 @@ class Tuner:
         self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
         self._candidates: dict[bool, Candidates] = {}
         self._choices: dict[tuple[int, ...], Choices] = {}
-        self._tried: dict[tuple[str, Budget], list[str]] = {}
-        """The texts with further rules that were planned, by what was chosen before."""
+        self._tried: dict[tuple[str, Budget], str] = {}
+        """What further rules made of what was chosen before."""
 
     def bound(self, saved: int) -> float:
         """Seconds of recomputation that no choice of values goes below that keeps at most so many bytes."""
@@ -230,26 +230,25 @@ class Tuner:
         if budget.figure == "recompute time" or not chosen.price or self.offload:
             return chosen
         if (key := (chosen.rules, budget)) in self._tried:
-            found = [self.evaluation.of(text) for text in self._tried[key]]
-            return found[-1] or chosen
-        mixed, left, best, asked = self.candidates(budget), _FURTHER // max(len(self.facts), 1), chosen, list[str]()
+            return self.evaluation.of(self._tried[key]) or chosen
+        mixed, left, best = self.candidates(budget), _FURTHER // max(len(self.facts), 1), chosen
+        counted = self.evaluation.asked()
         patterns = sorted(range(len(mixed.patterns)), key=lambda at: abs(mixed.memory[at] - budget.limit))
         for first in chain([chosen], (self._candidate(mixed, at) for at in patterns[:_STARTS] if left > 0)):
             start: Candidate | None = first
-            asked += [first.rules] if first is not None else []
             while start is not None and left > 0 and "include" not in start.rules:
                 made, room = self.evaluation.planned(start.rules), budget.limit - self.memory(start, budget)
                 assert made is not None, "a candidate is a policy against which nothing is to be said"
                 texts = self._refinement.texts(start.rules, made, room * (1 - self.besides.reserve))
                 least, start, left = start.price if room >= 0 else inf, None, left - 1
                 for text in texts[:_TRIED]:
-                    asked.append(text)
                     other, left = self.evaluation.of(text), left - 1
                     if other is not None and self._fits(other, budget) and other.price < least:
                         start, best = other, other if other.price < (1 - WORTH) * best.price else best
                         break
-        self._tried[key] = [*asked, best.rules]
-        return best
+        self.evaluation.afresh(counted)  # rules that are not worth a line beat nothing
+        self._tried[key] = best.rules
+        return self.evaluation.of(best.rules) or best
 
     @cached_property
     def _refinement(self) -> Refinement:
