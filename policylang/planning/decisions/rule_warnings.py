@@ -77,8 +77,11 @@ def gathers_again(
     policy: syntax.Policy, rules: Sequence[RuleOutcome], held: Collection[int], chains: Chains
 ) -> Iterator[Diagnostic]:
     """An error for each line about gathered weights alone that does not leave them with the stage."""
-    for outcome in rules if held else ():
-        rule, own = outcome.rule, chains.from_parameter_mask
+    if not held:  # gathers are followed to their parameters for this alone
+        return
+    own = chains.from_parameter_mask
+    for outcome in rules:
+        rule = outcome.rule
         frees = not rule.optional and (rule.action.recomputes or rule.action.offloads)
         if not frees or not any(row in held for row in outcome.matched) or not all(own[row] for row in outcome.matched):
             continue

@@ -53,9 +53,7 @@ def hugging_face(config: str, model: str, image: int = 0, **settings: Any) -> Ma
         pixels, labels = torch.randn(4, 3, image, image), torch.randint(10, (4,))
         return module, lambda made: made(pixels, labels=labels).loss, (pixels, labels)
     tokens = torch.randint(256, (4, 128))
-    mask = torch.ones(4, 1, 128, 128, dtype=torch.bool).tril()  # else a traced model makes one, and one in eager none
-    given = {"input_ids": tokens, "labels": tokens} | ({"attention_mask": mask} if "Llama" in model else {})
-    return module, lambda made: made(**given).loss, (tokens, mask)
+    return module, lambda made: made(input_ids=tokens, labels=tokens).loss, (tokens,)
 
 
 def cubes() -> Made:
