@@ -28,7 +28,7 @@ from policylang.planning.planner import plan
 from policylang.torch_compat import compilers
 from tests.support.architectures import ENDS, EVERY, GROUPED
 from tests.support.compiled import backend_for
-from tests.support.drawn import crossed, slow
+from tests.support.drawn import crossed, examples, slow
 from tests.support.models import Function
 
 ROWS, WIDTH, VOCABULARY = 12, 8, 40
@@ -492,7 +492,7 @@ _UNARY = ("tanh", "exp", "sin", "sigmoid", "softmax", "log_softmax", "relu", "sq
     lead=st.sampled_from([(6,), (2, 6), (3, 4)]),
     slices=st.integers(2, 3),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(12, 60), deadline=None)
 def test_random_regions_of_operators_that_treat_rows_apart(steps, ending, lead, slices) -> None:
     def loss(m: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
         value = m(x)

@@ -174,6 +174,7 @@ def measured() -> dict[str, Any]:
     return tune.measure(subject(), DEVICE, 2, ["dp"], lambda _: None, numbers=[1])
 
 
+@pytest.mark.slow
 def test_every_contender_is_measured_and_none_beats_what_is_tuned() -> None:
     found = measured()
     assert {each["family"] for each in found["others"]} == {"bundled", "by hand", "torch"}
@@ -186,6 +187,7 @@ def test_every_contender_is_measured_and_none_beats_what_is_tuned() -> None:
     assert len(tune.rows_of(found)) == 2
 
 
+@pytest.mark.slow
 def test_a_point_that_is_faster_is_said_to_beat() -> None:
     facts = subject().facts()
     tuner = tune.Tuner(facts, node_times(facts, DEVICE), JOINT)
@@ -329,6 +331,7 @@ def test_every_benchmark_that_knows_a_device_is_a_part_of_the_run() -> None:
     assert shapes == ["1b", "8b"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_script_says_so_and_installs_nothing() -> None:
     before = (gpu.ROOT / ".venv-gpu").exists()

@@ -234,6 +234,7 @@ def test_a_function_makes_the_step(policylang):
         assert message in found.err
 
 
+@pytest.mark.slow
 def test_experts_are_fitted_for_a_stated_load(policylang):
     def peak(*load: str) -> int:
         on = ("--device", "h100-sxm", "--peak", "1MiB", "--alone", "--output-format", "json")
@@ -282,10 +283,10 @@ def test_facts_are_those_of_a_full_trace(monkeypatch, batch):
 @pytest.mark.parametrize(
     ("name", "mesh", "device"),
     [
-        ("llama", {"fsdp": 4}, None),
+        slow("llama", {"fsdp": 4}, None),
         slow("llama", {"fsdp": 2, "tp": 2}, None),
         ("llama", {"fsdp": 2, "tp": 2}, TargetDevice("cpu")),
-        ("gemma2", {"fsdp": 2, "tp": 2}, None),  # the embedding and the head are one weight
+        slow("gemma2", {"fsdp": 2, "tp": 2}, None),  # the embedding and the head are one weight
         ("mixtral", {"fsdp": 8, "tp": 2}, None),  # 4 experts, which compute with plain tensors and add up in place
     ],
 )

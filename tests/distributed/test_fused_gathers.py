@@ -440,6 +440,7 @@ def test_round_trips_on_eight_ranks() -> None:
     run_ranks(eight_for_trips, 8)
 
 
+@pytest.mark.slow
 def test_what_is_own_on_some_ranks_only_is_left_on_all_four() -> None:
     every = run_ranks(accidents_of_four, 4)
     for rank, (said, rewritten) in enumerate(every):

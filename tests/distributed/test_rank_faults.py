@@ -101,7 +101,7 @@ TWO = [
                                                             "layers.1", "layers.2"),
           (WAITING,), ("layers.1", "layers.2"), fast=True),
     Fault("another size moves a threshold", case.another_shape(nets, RECOMPUTE + LARGE, 3, 64),
-          (*FAILS, STOPPED, ALONE), own=(ALONE,), gives_up=2.0, fast=True),
+          (*FAILS, STOPPED, ALONE), own=(ALONE,), gives_up=2.0),
     Fault("another size moves one, of dynamic shapes", case.another_shape(nets, RECOMPUTE + LARGE, 3, 64, dynamic=None),
           (*FAILS, STOPPED, ALONE), own=(ALONE,), gives_up=2.0),
     Fault("another size has one layer more", case.another_shape(lambda at: case.Branching(at.group), SAVE, 3, 64),
@@ -151,11 +151,11 @@ TWO = [
     Fault("a block's first forward is interrupted", case.fails_in_a_block(KeyboardInterrupt),
           (STOPPED,), ("rank 1", "KeyboardInterrupt"), own=("ValueError",), since=(2, 12)),  # torch 2.11: GeneratorExit
     # --- what has to pass ---
-    Fault("one text in two files", case.under_other_names, (), fast=True),
+    Fault("one text in two files", case.under_other_names, ()),
     Fault("a view on one rank, a copy on the other", case.models(lambda at: case.OwnPart(at, False),
-                                                                 lambda at: case.OwnPart(at, True)), (), fast=True),
+                                                                 lambda at: case.OwnPart(at, True)), ()),
     Fault("two threads train", case.trains_in_two_threads, ()),
-    Fault("two threads, in another order", case.in_two_threads, (), fast=True),
+    Fault("two threads, in another order", case.in_two_threads, ()),
     Fault("few keys in the store", case.keys_stay_few, (), fast=True),
     Fault("no thread", case.no_thread_runs, (), fast=True),
     # --- last: what it leaves in the store is read while a rank waits ---

@@ -68,6 +68,7 @@ def test_every_rank_says_what_became_of_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert "rank 0 hung" in message or "rank 0 failed" in message  # gloo may notice that its peer is gone
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_with_its_stack() -> None:
     run_ranks(total, 2, 0)  # the server has imported torch
     with pytest.raises(RanksFailed, match=r"rank 1 hung(?s:.*)in sleeper") as caught:

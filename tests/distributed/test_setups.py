@@ -286,6 +286,7 @@ def said_by_main(rank: int) -> str:
     return output.getvalue()
 
 
+@pytest.mark.slow
 @needs_traced_meshes
 def test_the_script_as_torchrun_starts_it() -> None:
     """On four ranks and on one, as `--check` compares them."""

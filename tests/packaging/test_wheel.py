@@ -273,6 +273,7 @@ def node_packages() -> Path:
     return installed
 
 
+@pytest.mark.slow
 def test_its_types_and_its_tests_are_clean(node_packages):
     for script in ("check", "test"):
         command = ["npm", "run", "--silent", script]

@@ -198,6 +198,7 @@ def test_an_expectation_about_a_range_is_warned_of(rules: str, warned: int) -> N
     assert [each.code for each in made.diagnostics].count("APL350") == warned
 
 
+@pytest.mark.slow
 def test_tuning_goes_by_the_load() -> None:
     pytest.importorskip("highspy")
     peak = planned("balance up to 2.0\nundecided -> save", routed_facts()).peak.bytes - (16 << 10)

@@ -180,6 +180,7 @@ def test_loss_and_gradients_are_bitwise_those_without_a_policy(policy, model):
     assert all(rule.matched or rule.text.startswith("optional") for rule in report.rules)
 
 
+@pytest.mark.slow
 def test_a_model_compiled_by_the_backend_trains_on_the_same_bits():
     assert_same_as_without(lambda: llama(1), policylang.backend("llama3_sac", inner="aot_eager"))
 
@@ -585,6 +586,7 @@ def cuts_of_8b() -> Cuts:
     return Cuts(llama_8b(), Chains(llama_8b()))
 
 
+@pytest.mark.slow
 def test_one_rank_of_llama_8b_in_stages_of_2_gib():
     """66 GiB of activations on each of 128 ranks; what is kept is what crosses 43 cuts."""
     assert round(cuts_of_8b().produced / GIB) == 66

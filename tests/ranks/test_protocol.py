@@ -22,6 +22,7 @@ from policylang.planning.planner import plan as make_plan
 from policylang.ranks import meeting, rank_account
 from policylang.ranks.comparison import TIMEOUT, agree_on_plan, comparing, ranks_of
 from policylang.ranks.meeting import MessageStore
+from tests.support.drawn import examples
 from tests.support.textgraph import GraphBuilder
 
 SAVE, RECOMPUTE = policylang.parse("undecided -> save\n"), policylang.parse("save mm\nundecided -> recompute\n")
@@ -157,7 +158,7 @@ def programs(draw: st.DrawFn) -> tuple[int, list[Episode]]:
 
 
 @given(programs(), st.integers(0, 999))
-@settings(max_examples=10)
+@settings(max_examples=examples(5, 25))
 def test_every_fault_is_told_to_whom_it_concerns_and_to_nobody_later(program, seed) -> None:
     world, episodes = program
     with pytest.MonkeyPatch.context() as environment:

@@ -36,6 +36,7 @@ from policylang.simulation.streams import step_time
 from policylang.tuning.choices import Choices, choices_of
 from policylang.tuning.program import Program, bound_of
 from policylang.tuning.tuner import Tuner
+from tests.support.drawn import slow
 from tests.support.joint import capture_joints
 from tests.support.models import ZOO
 from tests.support.process import python
@@ -201,7 +202,7 @@ def limits_of(program: Program) -> list[int]:
     return [round(fewest + share * (most - fewest)) for share in SHARES]
 
 
-@pytest.mark.parametrize(("name", "path"), [("joint", JOINT), ("flat", FLAT)])
+@pytest.mark.parametrize(("name", "path"), [slow("joint", JOINT), ("flat", FLAT)])
 def test_it_falls_and_the_planner_agrees_with_each_choice(name: str, path: Capabilities) -> None:
     facts, times = traced(name)
     program, before = program_of(facts, times, path), inf

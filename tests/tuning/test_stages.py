@@ -16,6 +16,7 @@ from policylang.graph.facts import Facts
 from policylang.language.diagnostics import is_error
 from policylang.planning.plan import Plan
 from policylang.report.plan_comparison import account_text
+from tests.support.drawn import slow
 
 pytest.importorskip("highspy")
 GRAPHS = Path(__file__).parents[2] / "docs" / "graphs"
@@ -111,7 +112,7 @@ def test_every_schedule_is_tuned(schedule: str, graph: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"peak": 1 * GIB}, "APL625.*no policy keeps rank 1, of stage 1, within 1 GiB: the smallest takes"),
+        slow({"peak": 1 * GIB}, "APL625.*no policy keeps rank 1, of stage 1, within 1 GiB: the smallest takes"),
         ({"saved": 1 * GIB}, "APL624.*stages are not tuned for saved bytes or for time"),
         ({"peak": GIB, "lossy": True}, "APL624.*stages are not tuned with narrower copies"),
         ({"peak": GIB, "stages": 13, "microbatches": 16}, "APL657.*13 stages, and has 12 blocks"),
@@ -125,6 +126,7 @@ def test_what_cannot_be_tuned_is_said(gpt2: Facts, asked: dict[str, object], mes
         policylang.tune(gpt2, **{**HOW, "chunk": False, **asked})
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_the_policy_and_its_stages(budget, tuned, tmp_path, capsys) -> None:
     graph, written = str(GRAPHS / "gpt2.graph"), tmp_path / "tuned.apl"
     how = ["--graph", graph, "--no-project", "--device", "h100-sxm", "--no-chunk", "--peak", f"{budget} B"]

@@ -173,7 +173,7 @@ def policies(count: int) -> Iterator[Policy]:
 @pytest.mark.parametrize(
     ("name", "path", "count"),
     [
-        ("tutorial", JOINT, 5),
+        ("tutorial", JOINT, 3),
         *(
             pytest.param(name, path, 60, marks=pytest.mark.slow)
             for name in ("tutorial", "vit", "gpt2", "t5", "resnet50", "mixtral", "fsdp")

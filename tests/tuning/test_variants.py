@@ -111,6 +111,7 @@ def test_gathers_are_named_by_what_they_gather_and_by_their_ranks() -> None:
     assert "all_gather in block where not from parameter" in gathers_said(facts_of(text, GraphKind.JOINT))
 
 
+@pytest.mark.slow
 def test_values_are_narrowed_where_that_is_asked_for() -> None:
     facts = sharded_graph("flops=640000000000")
     plain, lossy = (tune(facts, peak="400 MiB", device=DEVICE, lossy=lossy) for lossy in (False, True))
@@ -156,6 +157,7 @@ def test_a_sharded_step(path: PathName | None) -> None:
     assert found.tuned.chosen.step <= step < first.tuned.chosen.step
 
 
+@pytest.mark.slow
 def test_a_module_named_by_a_word_of_the_language_is_not_cut() -> None:
     facts = load(GRAPHS / "tutorial.graph")
     facts = attrs.evolve(facts, modules=tuple(each.replace(".mlp", ".blocks") for each in facts.modules))  # as in Swin
