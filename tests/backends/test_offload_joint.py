@@ -16,7 +16,7 @@ from policylang.graph import marks
 from policylang.planning.value_outcome import Why
 from tests.support import models
 from tests.support.compiled import WITHOUT, Trained, assert_bitwise_equal, backend_for, fresh_dynamo, train
-from tests.support.drawn import drawn
+from tests.support.drawn import drawn, slow
 from tests.support.late import Late, copied_over
 from tests.support.lines import NAMES, Layers, placements_of
 from tests.support.models import ZOO, Example, Function, square_loss
@@ -52,7 +52,7 @@ def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 # --- values -------------------------------------------------------------------------------------------------------
 QUICK = [
     ("mlp", SAVE + "offload gelu, addmm"),
-    ("resnet", "recompute everything\noffload convolution"),
+    slow("resnet", "recompute everything\noffload convolution"),
     ("shared_parameters", SAVE + "offload addmm up to 4 KiB per rank"),
 ]
 TEXTS = ("offload everything", *(f"optional offload {each}" for each in ("matmul", "pointwise", "mm")))

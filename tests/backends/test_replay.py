@@ -129,7 +129,7 @@ def replay() -> Policy:
 @pytest.mark.parametrize(
     ("model", "policy"),
     [
-        (one_layer, SAVE_PRODUCTS), (ZOO["mlp"], SAVE_ALL), (ZOO["shared_parameters"], SAVE_PRODUCTS),
+        slow(one_layer, SAVE_PRODUCTS), (ZOO["mlp"], SAVE_ALL), (ZOO["shared_parameters"], SAVE_PRODUCTS),
         slow(one_layer, SAVE_ALL), slow(llama, SAVE_PRODUCTS), slow(llama, SAVE_ALL), slow(gpt2, SAVE_PRODUCTS),
         slow(gpt2, SAVE_ALL), slow(mixtral, SAVE_PRODUCTS), slow(ZOO["qwen3"], SAVE_ALL),
     ]
@@ -149,7 +149,7 @@ def test_the_second_partition_is_the_first(model: Callable[[], Example], policy:
 
 @pytest.mark.parametrize(
     ("model", "policy"),
-    [(one_layer, SAVE_ALL), slow(one_layer, SAVE_PRODUCTS), slow(gpt2, SAVE_ALL), (ZOO["dropout"], SAVE_PRODUCTS)],
+    [slow(one_layer, SAVE_ALL), slow(one_layer, SAVE_PRODUCTS), slow(gpt2, SAVE_ALL), (ZOO["dropout"], SAVE_PRODUCTS)],
 )
 def test_the_same_memory_is_saved_under_the_decompositions_of_inductor(model, policy) -> None:
     first = first_step(model, policy)

@@ -89,6 +89,7 @@ def test_a_small_model_fits_with_a_recipe_that_holds(policylang, asked):
     _holds(policylang, "eager" if eager else "joint")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("torchtitan") is None, reason="TorchTitan shards the model")
 def test_the_printed_lines_compile_the_step_that_was_planned(policylang):
     """Its `expect peak` holds on the graph that torch.compile brings, to the byte of its margin."""

@@ -246,10 +246,10 @@ ISSUED = {
     "by hand": "they issue 6 all_reduce in place of 2",
     "sequence parallel": "they issue 6 all_reduce in place of 2",
 }
-FAST = ("loss_parallel",)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(each, marks=[pytest.mark.slow] * (each not in FAST)) for each in KINDS])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_compiled_step_gives_the_gradients_of_the_whole_one_on_every_rank(kind: str) -> None:
     (notes, first), (_, second) = run_ranks(compiled_step, 2, kind, "aot_eager")
     assert first

@@ -202,6 +202,7 @@ def eight(rank: int) -> None:
     only_over_the_named_dimensions(rank)
 
 
+@pytest.mark.slow
 @needs_groups_in_any_order
 def test_four_ranks() -> None:
     for said in run_ranks(four, 4):

@@ -379,6 +379,7 @@ def _edits(count: int) -> Iterator[str]:
         yield f"{MEMORY_POLICY}{WORDS[at % len(WORDS)]} mul where bytes > {at} KiB\n"
 
 
+@pytest.mark.slow
 def test_after_many_edits_the_last_plan_is_there_and_no_other(tmp_path, planned) -> None:
     states: list[weakref.ref[Any]] = []
 

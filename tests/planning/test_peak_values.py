@@ -337,7 +337,7 @@ NO_BLOCKS = {"counter", "aliased_output"}
 
 def pairs() -> list[Any]:
     """Every policy on Llama; of the other quick models one policy each."""
-    variants = {"qwen3", "mixtral", "bart", "gpt2"}
+    variants = {"qwen3", "mixtral", "bart", "gpt2", "flex"}
     found: list[Any] = []
     for number, model in enumerate(ZOO):
         for at, policy in enumerate(POLICIES):
@@ -398,7 +398,7 @@ def test_the_forward_keeps_the_order_that_it_was_traced_in() -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    [slow("undecided -> save"), slow("undecided -> recompute"), "include <llama3_sac>\nundecided -> save"],
+    [slow("undecided -> save"), slow("undecided -> recompute"), slow("include <llama3_sac>\nundecided -> save")],
 )
 def test_two_layers_of_true_8b_shapes(policy: str) -> None:
     assert_close(llama_8b(2), policy, exactly="llama3_sac" in policy)

@@ -322,8 +322,13 @@ FOR_ANYTHING = ("memory_staged", "save_all")
 TRANSFORMERS = ("llama", "qwen3", "mixtral", "gpt2", "bart", "flex", "shared_parameters")
 OTHERS_WITH_BLOCKS = ("resnet", "dropout", "mlp")
 WITHOUT_BLOCKS = ("aliased_output", "counter")
+VARIANTS_OF_LLAMA = ("qwen3", "mixtral", "bart")
 WORKS = [
-    *((policy, model) for model in TRANSFORMERS for policy in ("llama3_sac", *BY_BLOCKS, *FOR_ANYTHING)),
+    *(
+        (slow if model in VARIANTS_OF_LLAMA else pytest.param)(policy, model)
+        for model in TRANSFORMERS
+        for policy in ("llama3_sac", *BY_BLOCKS, *FOR_ANYTHING)
+    ),
     *((policy, model) for model in OTHERS_WITH_BLOCKS for policy in (*BY_BLOCKS, *FOR_ANYTHING)),
     *(("llama3_sac", model) for model in ("mlp", "dropout")),  # their residuals are flat
     *((policy, model) for model in WITHOUT_BLOCKS for policy in FOR_ANYTHING),

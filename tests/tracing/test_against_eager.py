@@ -16,6 +16,7 @@ import policylang
 from policylang import TracedStep, trace_step
 from policylang.errors import PolicyGraphError
 from policylang.graph import marks
+from tests.support.drawn import slow
 from tests.support.models import ZOO, Example, Function
 
 
@@ -74,7 +75,10 @@ def mean_square(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
 
 
-@pytest.mark.parametrize("make", ZOO.values(), ids=ZOO.keys())
+VARIANTS = ("bart", "gpt2", "qwen3")
+
+
+@pytest.mark.parametrize("make", [slow(make) if name in VARIANTS else make for name, make in ZOO.items()], ids=ZOO)
 def test_loss_gradients_and_buffers_of_two_training_steps(make: Callable[[], Example]) -> None:
     example = make()
     other = twin(example.module)

@@ -135,6 +135,7 @@ def fates_under(text: str) -> tuple[tuple[int, ...], ...]:
     return needs.saved, needs.recomputed, needs.offloaded, needs.undecided
 
 
+@pytest.mark.slow
 def test_what_is_composed_of_blocks_that_copy_is_what_is_simulated() -> None:
     tuner = offloading(MIDDLING)
     made, seen = tuner.candidates(Budget("peak", inf)), 0

@@ -132,6 +132,7 @@ def test_no_policy_of_whole_operators_is_faster() -> None:
             assert found.recompute <= seconds + 1e-9 * tuner.forward, text
 
 
+@pytest.mark.slow
 def test_saved_bytes_come_close_to_the_bound() -> None:
     tuner = tuner_of(12)
     for share in np.linspace(0, 1, 21):

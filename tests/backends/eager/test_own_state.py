@@ -25,7 +25,7 @@ from policylang.backends.eager import first_call
 from policylang.errors import PolicyGraphError, PolicyMatchError
 from policylang.language.cancellation import collector_paused
 from policylang.language.syntax import Policy
-from tests.support.drawn import crossed
+from tests.support.drawn import crossed, slow
 from tests.support.eager import differences, train
 from tests.support.models import Layers
 
@@ -403,7 +403,7 @@ class Masked(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("preserve", [True, False])
+@pytest.mark.parametrize("preserve", [True, slow(False)])
 def test_threads_that_draw_at_the_same_time_are_right_or_refused(preserve: bool) -> None:
     """A loss that is linear in each weight is the product of that weight and its gradient."""
     model = Layers(*(Masked() for _ in range(3)))
