@@ -30,13 +30,16 @@ from policylang.graph.phases import is_seed
 from policylang.torch_compat import tracing
 from policylang.torch_compat.absent_cuda import absent_cuda
 from policylang.torch_compat.distributed import traced_collectives
-from policylang.torch_compat.eager import DispatchMode
+from policylang.torch_compat.eager import DispatchMode, WeakTensorKeyDictionary
+from policylang.torch_compat.graphs import OpOverload, schema_of
 from policylang.tracing import step
 from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice, attention_on
-from policylang.tracing.values import KnownValues
 
 REGION = "policylang_region"
 """``custom`` key while tracing: the number of the engine call, from 0, that a node was made in."""
+
+_MOST_ELEMENTS = 2**22
+"""Of a tensor whose value is computed beside a trace."""
 
 UNKNOWN = -1
 """The ``seq_nr`` of a backward node that is no operator's derivative: the accumulation of two gradients. torch gives
@@ -297,7 +300,7 @@ def capture(
     plain, layouts = tracing.take_apart([*state.tensors, *given, *optimizer_state.tensors.values()])
     regions = BackwardRegions()
     followed: list[Any] = []
-    values = KnownValues(plain) if as_eager else None
+    values = _KnownValues(plain) if as_eager else None
     traced = WholeStep(model, loss_fn, leaves, spec, state, optimizer, optimizer_state, layouts, regions, values)
     try:
         gm = _trace(traced.run, plain, regions, followed, device, tracing.compiling() if values is None else values)
@@ -347,6 +350,65 @@ def _trace(
             stack.enter_context(context)
         fakes = tracing.fake_tensors(mode, plain) if device is None else tracing.fakes_on(mode, plain, device.device)
         return make_fx(run)(*fakes)
+
+
+class _KnownValues(DispatchMode):
+    """Under it, ``item()`` of a tensor whose value is known gives it, so that a trace takes the branch of eager:
+    Transformers makes no causal mask where no position says that a batch is packed. Small tensors are known that follow
+    from integers and booleans of the batch and of buffers, or from nothing (``torch.arange``): they are computed beside
+    the trace."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, originals: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.originals = originals
+        self.known: Any = WeakTensorKeyDictionary()
+        self.written: set[int] = set()
+        """Memory that was written with what is not known."""
+
+    def learn(self, traced: Sequence[Tensor]) -> None:
+        """The tensors that stand for the originals in the trace."""
+        for tensor, original in zip(traced, self.originals, strict=True):
+            if (value := _constant(original)) is not None:
+                self.known[tensor] = value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves = tracing.tree_leaves((args, kwargs))
+        values = {id(each): self._value(each) for each in leaves if isinstance(each, Tensor)}
+        is_known = isinstance(func, OpOverload) and None not in values.values()
+        is_known = is_known and not any(isinstance(each, torch.SymInt) for each in leaves)
+        if is_known and func is torch.ops.aten._local_scalar_dense.default:
+            return values[id(args[0])].item()  # type: ignore[union-attr]
+        found = func(*args, **kwargs)
+        results = tracing.tree_leaves(found)
+        if is_known and results and torch.Tag.nondeterministic_seeded not in func.tags and all(map(_is_small, results)):
+            real = tracing.computed(func, args, kwargs, values)
+            for result, value in zip(results, tracing.tree_leaves(real), strict=True):
+                self.known[result] = value
+        elif isinstance(func, OpOverload) and schema_of(func).is_mutable:
+            self.written.update(_memory(value) for value in values.values() if value is not None)
+        return found
+
+    def _value(self, tensor: Tensor) -> Tensor | None:
+        value = self.known.get(tensor)
+        if value is None and type(tensor) is Tensor:
+            value = _constant(tensor)  # that the trace runs into
+        return None if value is None or _memory(value) in self.written else value
+
+
+def _constant(value: Tensor) -> Tensor | None:
+    is_exact = not (value.is_floating_point() or value.is_complex())
+    return tracing.copied(value) if is_exact and _is_small(value) else None
+
+
+def _is_small(value: object) -> bool:
+    return isinstance(value, Tensor) and value.numel() <= _MOST_ELEMENTS
+
+
+def _memory(value: Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
 
 
 class _DrawnInMemoryOrder(DispatchMode):
@@ -408,7 +470,7 @@ class WholeStep:
     layouts: list[tracing.SubclassLayout]
     """The layouts of parameters, buffers, the batch's tensors and the optimizer's."""
     regions: BackwardRegions
-    values: KnownValues | None
+    values: _KnownValues | None
 
     substitution: step.Substitution = field(init=False)
     outputs: list[tracing.SubclassLayout] = field(factory=list)
