@@ -74,7 +74,6 @@ def untagged(name: str) -> fx.GraphModule:
 
 def assert_halves_in_order(partition: Partition) -> None:
     facts, schedule = partition.plan.facts, partition.schedule
-    assert schedule is not None
     for half, backward in ((partition.forward, False), (partition.backward, True)):
         planned = orders.planned_half(schedule, facts, backward=backward)
         assert orders.half_steps(half.graph, facts, backward=backward) == planned
@@ -230,7 +229,6 @@ def test_halves_in_any_order_give_the_same_bits(model: str, text: str) -> None:
     assert names != before
     assert partition.orders.keys() == {"forward", "backward"}
     for half, made in zip((partition.forward, partition.backward), partition.orders.values(), strict=True):
-        assert made.order is not None
         there = {node.name for node in half.graph.nodes}
         planned = [name for name in orders.names_in_order(made.order) if name in there]
         assert [name for name in orders.names_in(half) if name in set(planned)] == planned

@@ -215,7 +215,6 @@ def test_a_choice_of_values_comes_to_what_the_same_policy_comes_to() -> None:
     times = node_times(facts, DEVICE)
     text = "recompute everything\nsave mm\n"
     policy = tune.Tuner(facts, times, JOINT).evaluation.planned(text)
-    assert policy is not None
     saved = {facts.names[row] for row in saved_and_recomputed(policy).saved}
     by_policy = of_policy("policy", "", text, facts, times)
     assert by_policy == of_saved("policy", "", saved, facts, times)

@@ -401,8 +401,6 @@ def check_compiled(rank: int) -> dict[str, list[int]]:
             for result in results:
                 result.sum().backward()
             assert torch.equal(*results)
-            assert one.grad is not None
-            assert other.grad is not None
             assert torch.equal(one.grad, other.grad)
         report = policylang.report(backend)
         found[name] = [sum(each.done for each in graph.rewrites) for graph in report.graphs or (report,)]

@@ -160,7 +160,6 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def after(state: State, action: types.CodeAction) -> str:
-    assert action.edit.document_changes is not None
     (change,) = action.edit.document_changes
     assert (change.text_document.uri, change.text_document.version) == (state.document.uri, state.document.version)
     return with_edits(state.document.source.text, list(change.edits))  # type: ignore[arg-type]
@@ -311,7 +310,6 @@ async def _session(folder: Path, uri: str, text: str) -> None:
     found = await client.text_document_code_action_async(
         types.CodeActionParams(types.TextDocumentIdentifier(uri), at, types.CodeActionContext([], only=QUICK))
     )
-    assert found is not None
     (action,) = found
     assert isinstance(action, types.CodeAction)
     assert [each.code for each in client.diagnostics[uri]] == ["APL301"]

@@ -314,7 +314,6 @@ PLANNED = "save mm\nsave attention\n"
 
 
 def labels(state: State | None) -> list[str]:
-    assert state is not None
     return [str(each.label) for each in hints(state, 0, len(state.document.source.text))]
 
 

@@ -157,7 +157,6 @@ def test_a_recorded_graph_comes_back_as_it_was(name: str, tmp_path: Path) -> Non
 def assert_same_plans(left: Facts, right: Facts, policies: Iterable[str] = POLICIES) -> None:
     for name in policies:
         policy = load_policy(name).policy
-        assert policy is not None
         one, other = (plan(policy, facts, capabilities_for(facts.kind)) for facts in (left, right))
         assert one.digest == other.digest, name
         assert one.diagnostics == other.diagnostics, name
@@ -354,7 +353,6 @@ def planned(data: bytes) -> None:
     except PolicyGraphError:
         return
     policy = load_policy("llama3_sac").policy
-    assert policy is not None
     plan(policy, facts, capabilities_for(facts.kind))
 
 

@@ -441,7 +441,6 @@ def test_when_copies_back_start_is_said_once_and_a_file_overrides_what_it_includ
     main.write_text('include "moved.apl"\nprefetch offloaded 2 blocks ahead', encoding="utf-8")
     loaded = load_policy(main)
     assert not loaded.errors
-    assert loaded.policy is not None
     assert loaded.policy.prefetch_offloaded == PrefetchOffloaded(2)
     assert loaded.policy.canonical != found.canonical
 

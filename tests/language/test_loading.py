@@ -179,7 +179,6 @@ def facts() -> Facts:
 
 def planned(name: str, facts: Facts) -> Plan:
     policy = load_policy(name).policy
-    assert policy is not None
     return plan(policy, facts, capabilities_for(facts.kind))
 
 

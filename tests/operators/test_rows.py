@@ -268,7 +268,6 @@ INDEXING: list[tuple[Any, tuple[Any, ...]]] = [
 def test_what_is_indexed_row_by_row_is_cut_where_the_count_begins_anew(target: Any, given: tuple[Any, ...]) -> None:
     whole, leaves = target(*given), pytree.tree_leaves(given)
     dims = _dims_of_indexing(target, given)
-    assert dims is not None
     assert dims.makes[0][0] == 0
     found = []
     for start, stop in ((0, 2), (2, 6)):

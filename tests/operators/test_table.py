@@ -244,7 +244,6 @@ def test_categories_and_defaults_are_the_schemas(name: str) -> None:
     assert describe(target).name == name
     assert describe(target).flags == mover.categories
     schema = parameters(target)
-    assert schema is not None
     if mover.defaults:
         full = mover.completed((None,))
         assert [plain(default) for _, default in schema[1:]] == list(full[1:])

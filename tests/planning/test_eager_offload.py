@@ -120,7 +120,6 @@ def test_a_recomputation_of_what_crosses_is_not_carried_out() -> None:
     made = planned(f"{CROSSING}recompute mm in block\n")
     assert outcomes(made) == ("e c0 c1 c2", "", "a0 b0 a1 b1 a2 b2")
     crossing = made.decisions[made.facts.index["c0"]]
-    assert crossing is not None
     assert crossing.reason == "what a block returns: the next checkpoint holds it"
 
 

@@ -277,7 +277,6 @@ def test_lines_of_an_included_file_that_lack_one_thing_are_one_error_at_the_incl
     (tmp_path / "inner.apl").write_text("recompute mm in decoder.*\nsave sin in decoder.*\nsave bmm\nsave conv2d\n")
     (tmp_path / "outer.apl").write_text('save add\ninclude "inner.apl"\n')
     policy = load_policy(tmp_path / "outer.apl").policy
-    assert policy is not None
     made = plan(policy, facts_of(BLOCK), JOINT)
     found = PolicyMatchError([each for each in made.diagnostics if is_error(each)]).diagnostics
     both, *own = found
@@ -325,7 +324,6 @@ def found_in(text: str, path: PathName | None = None, graph: Facts = GRAPH) -> t
 
 def of(code: str, text: str, path: PathName | None = None, graph: Facts = GRAPH) -> list[tuple[str, str]]:
     (found,) = (each for each in found_in(text, path, graph) if each.code == code)
-    assert found.span is not None
     return [(fix.title, fix.applied(found.span.source)) for fix in found.fixes]
 
 
@@ -390,7 +388,6 @@ def test_an_included_rule_is_there_to_be_amended(tmp_path) -> None:
     (tmp_path / "shared.apl").write_text("recompute mm\nsave cos\nrecompute cos\n")
     (tmp_path / "mine.apl").write_text('include "shared.apl"\nsave mm\nsave sin\nrecompute sin\n')
     policy = load_policy(tmp_path / "mine.apl").policy
-    assert policy is not None
     found = on_graph(policy, {"g": GRAPH}, None, one_model=False)[1]
     assert [each.message.split("`")[1] for each in found if each.code == "APL303"] == ["save cos", "save sin"]
 
@@ -414,7 +411,6 @@ def test_lines_of_an_included_file_are_mended_together(tmp_path) -> None:
     (tmp_path / "shared.apl").write_text("save bmm\nrecompute bmm\n")
     (tmp_path / "mine.apl").write_text('include "shared.apl"\nsave mm\n')
     loaded = load_policy(tmp_path / "mine.apl")
-    assert loaded.policy is not None
     (found,) = (each for each in on_graph(loaded.policy, {"g": GRAPH}, None, one_model=False)[1] if is_error(each))
     (fix,) = found.fixes
     (source,) = fix.sources

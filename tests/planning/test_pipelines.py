@@ -121,7 +121,6 @@ def test_times_are_those_of_all_microbatches(llama: Facts) -> None:
     text = "schedule 1f1b into 4 stages of 16 microbatches\n"
     made, _ = planned(llama, text + ROUND, "h100-sxm")
     found, one = figures(made), made.step_time
-    assert one is not None
     assert found.step_seconds is not None
     busy = [each.step_seconds or 0.0 for each in found.stages]
     assert sum(busy) == pytest.approx(16 * one.step, rel=1e-6)
@@ -136,7 +135,6 @@ def test_torch_tells_every_step_of_a_schedule(schedule: str, ranks: int, microba
     stages = ranks * (1 if schedule in ("gpipe", "1f1b") else 2)
     policy = scheduled(policylang.parse("save mm"), Pipeline(schedule, stages, microbatches))
     assert not isinstance(policy, Diagnostic)
-    assert policy.pipeline is not None
     steps = [step for rank in policy.pipeline.order for step in rank]
     assert len(policy.pipeline.order) == ranks
     assert len(set(steps)) == len(steps)

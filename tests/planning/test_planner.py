@@ -433,7 +433,6 @@ PATHS = pytest.mark.parametrize("path", [ON_JOINT, HOOK, EAGER, FLAT], ids=lambd
 
 def routed(text: str, path: Capabilities, region: str = "") -> Plan:
     policy = parse_policy(text).policy
-    assert policy is not None
     kind = GraphKind.FLAT if path is FLAT else GraphKind.JOINT
     return plan(policy, facts_of(ROUTED.format(region=region), kind), path)
 

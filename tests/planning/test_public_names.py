@@ -342,7 +342,6 @@ def test_eager_leaves_to_fsdp_what_fsdp_can_order() -> None:
         "prefetch all_gather 2 blocks ahead; delay reduce_scatter 1 block; optional overlap collective\n"
         "keep order of all_to_all"
     ).policy
-    assert policy is not None
     refused = cannot_order(policy, EAGER)
     assert [each.span and each.span.text for each in refused] == [
         "bucket all_gather per block",

@@ -173,7 +173,6 @@ def test_the_three_sentences_on_a_llama():
     facts = facts_of_model("llama")
     text = "recompute everything in block; save mm; recompute every 2nd mm; save first add per block; undecided -> save"
     policy = parse_policy(text).policy
-    assert policy is not None
     made = plan(policy, facts, LIKE_JOINT)
     assert made.block_names == ("model.model.layers.0", "model.model.layers.1")
     everything, save_mm, every_second, first_add = made.rules
@@ -195,7 +194,6 @@ def test_the_three_sentences_on_a_llama():
 
 def test_a_rule_for_another_models_names_is_told_what_this_one_has():
     policy = parse_policy("recompute everything in block; save mm in encoder.*.attention").policy
-    assert policy is not None
     (found,) = plan(policy, facts_of_model("llama"), LIKE_JOINT).diagnostics
     assert found.code == "APL301"
     assert found.message == "`save mm in encoder.*.attention` matches nothing in this graph"
@@ -292,7 +290,6 @@ def weights(again: Sequence[bool]) -> FsdpParameters:
 
 def gathered_by_fsdp(text: str, *again: bool) -> Plan:
     policy = parse_policy(f"recompute everything\n{text}").policy
-    assert policy is not None
     return plan(policy, facts_of(GRAPH), ON_JOINT, aside=weights(again) if again else None)
 
 

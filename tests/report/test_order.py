@@ -104,7 +104,6 @@ def test_alike_collectives_are_one_row_and_the_most_of_reasons_are_told() -> Non
     """As traced, without scheduling lines, every gather is waited for; only the first has nothing to hide it."""
     made = plan(parsed("blocks layers.*\nundecided -> save"), facts_of(layers(4)), JOINT, device=SLOW)
     found = as_decided(made)
-    assert found is not None
     rows = order_details(found).split("\n")
     assert rows[0].split()[:4] == ["exposed", "each", "takes", "collective"]
     assert rows[1].split()[:6] == ["59.5", "ms", "×7", "8.5", "ms", "8.5"]
@@ -185,7 +184,6 @@ def test_a_graph_with_nothing_to_order(text: str, device: DeviceProfile | None) 
 # --- one collective, one line ---
 def test_where_a_collective_starts_and_is_awaited_and_what_a_line_did() -> None:
     found = communication(ordered_plan(4, left=LEFT))
-    assert found is not None
     assert collective_asked(found, "wait_v1") == "gather_v1"
     assert collective_asked(found, "h0") is collective_asked(found, "nothing") is None
     said = CollectiveExplanation(placed(found, "gather_v1"))
@@ -207,9 +205,7 @@ def test_where_a_collective_starts_and_is_awaited_and_what_a_line_did() -> None:
     assert (data["traced"]["exposed_by"], data["planned"]["exposed_by"]) == ("order", None)
     assert "left: nothing computes before it" in str(CollectiveExplanation(placed(found, "gather_w0")))
     untimed = communication(ordered_plan(4, device=None))
-    assert untimed is not None
     assert "takes" not in str(CollectiveExplanation(placed(untimed, "bucket2")))
-    assert found is not None
     bucket, prefetch, overlap = (str(LineExplanation(found.lines[at], found.planned.lanes.exposed)) for at in range(3))
     assert "  matches 8 collectives, moves 8 into 4\n  each bucket proven on 4 ranks\n" in bucket
     assert "  bucket3 <- gather_w3, gather_v3" in bucket

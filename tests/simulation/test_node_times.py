@@ -521,7 +521,6 @@ def facts() -> Facts:
 
 def planned(text: str, facts: Facts) -> Plan:
     policy = parse_policy(text).policy
-    assert policy is not None
     return plan(policy, facts, capabilities_for(facts.kind), device=POOR)
 
 

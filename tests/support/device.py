@@ -134,7 +134,6 @@ class Device:
     def link(self, target: Tensor, source: Tensor) -> Callable[[], None]:
         """A copy starts. It is one back where it is made of what is on the host."""
         way, size = (BACK, target) if _address(source) in self._on_host else (OUT, source)
-        assert self.profile.host_bandwidth is not None
         length = size.numel() * size.itemsize
         start = max(self._clock(), self._free.get(way, 0.0))
         end = self._free[way] = start + length / self.profile.host_bandwidth

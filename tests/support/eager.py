@@ -115,5 +115,4 @@ def own_name(name: str) -> str:
 
 
 def local(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()

@@ -196,7 +196,6 @@ def test_loss_in_chunks_with_a_backward_of_each() -> None:
             part = model.second(chunk).square().sum() / x.numel()
             part.backward()
             total = total + part.detach()
-        assert leaf.grad is not None
         return total + (hidden * leaf.grad).sum() - (hidden * leaf.grad).sum().detach()
 
     loss, gradients = trace_step(model, chunked, x)(x)

@@ -151,7 +151,6 @@ def random_edit(draw: Callable[[st.SearchStrategy[Any]], Any], facts: Facts) -> 
             flat = new.add("_c10d_functional.wait_tensor.default", (flat,), (2 * ELEMENTS,), (1,), row)
         elif facts.numel[row] != ELEMENTS:
             flat = new.add("aten.cat.default", ((flat, flat),), (2 * ELEMENTS,), (1,), row)
-        assert shape is not None
         if stride == contiguous(shape):
             made = _viewed(new, flat, shape, row)
         else:  # the reverse of one that is
@@ -175,7 +174,6 @@ def random_edit(draw: Callable[[st.SearchStrategy[Any]], Any], facts: Facts) -> 
 
 def _as(facts: Facts, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     shape = facts.shapes[row]
-    assert shape is not None
     return shape, contiguous(shape)
 
 
@@ -401,7 +399,6 @@ def on_all_ranks(
     """Without the proof's shrinking: whole shards, each element with a number of its own."""
     source = next(name for row, name in enumerate(facts.names) if facts.ops[row] == "placeholder")
     shape = facts.shapes[0]
-    assert shape is not None
     size = prod(shape)
     shards = {rank: Tensor.fresh(range(rank * size, rank * size + size), shape) for rank in grid.ranks}
 
@@ -470,7 +467,6 @@ def test_the_evaluator_does_what_torch_does(line: Line) -> None:
     gm = line.done()
     facts = line_facts(line, gm)
     shape = facts.shapes[0]
-    assert shape is not None
     size = prod(shape)
     ranks = line.mesh.ranks
     groups = {rank: groups_of(line.mesh, rank) for rank in ranks}

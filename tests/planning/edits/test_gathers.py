@@ -290,7 +290,6 @@ def planned_scatters(function: Callable[[Tensor], Tensor], text: str = FUSE) -> 
     gm.recompile()
     policylang.apply(gm, policylang.parse(text))
     made = plan_of(gm)
-    assert made is not None
     assert_facts_hold(gm, made)
     return made
 
@@ -394,7 +393,6 @@ class Ranks:
         with mock.patch.object(path, "ranks_of", return_value=AllAlike()):
             policylang.apply(gm, policylang.parse("optional collapse round_trips"))
         made = plan_of(gm)
-        assert made is not None
         assert_facts_hold(gm, made)
         return made
 
