@@ -26,6 +26,7 @@ from policylang.simulation.memory import simulate
 from policylang.simulation.node_times import node_times
 from policylang.simulation.streams import walk
 from tests.planning.test_outcome import written
+from tests.planning.test_peak_values import assert_memory_is_that_of_the_slow_account
 from tests.support.drawn import examples
 from tests.support.textgraph import facts_of
 
@@ -389,41 +390,5 @@ def test_any_model_is_scheduled_as_the_sentences_say(drawn: list[int], text: str
 @given(st.lists(st.integers(0, 60), min_size=12, max_size=120), st.sampled_from(POLICIES), st.integers(1, 3))
 @drawing
 def test_memory_is_what_a_slow_count_says(drawn: list[int], text: str, ahead: int) -> None:
-    """A piece of memory for each run that allocates and each copy back; it goes after its last reader."""
     facts = stack(drawn)
-    made = leniently_planned(text, facts, ahead)
-    roots, steps = facts.storage_roots, list(made.schedule)
-    made_at: dict[int, int] = {}
-    last: dict[int, int] = {}
-    now: dict[int, int] = {}  # memory → the step that made what a reader has now
-    coming: dict[int, list[int]] = {}
-    for at, (kind, row, _) in enumerate(steps):
-        for each, until in made.schedule.held:
-            if until == at and roots[each] in now:
-                last[now[roots[each]]] = max(last[now[roots[each]]], at)
-        if kind <= StepKind.SECOND_RUN:
-            if roots[row] == row:
-                now[row] = made_at[at] = at
-            for touched in (row, *facts.inputs[row]):
-                if roots[touched] in now:
-                    last[now[roots[touched]]] = at
-        elif kind == StepKind.WAIT_TO_HOST:
-            last[now[roots[row]]] = max(last[now[roots[row]]], at)
-        elif kind == StepKind.COPY_FROM_HOST:
-            made_at[at] = last[at] = at
-            coming.setdefault(roots[row], []).append(at)
-        elif kind == StepKind.WAIT_FROM_HOST:
-            now[roots[row]] = coming[roots[row]].pop(0)
-            last[now[roots[row]]] = at
-    (output,) = (row for row, phase in enumerate(facts.phases) if phase == Phase.OUTPUT)
-    returned = {now[roots[each]] for each in facts.inputs[output]}
-    found = simulate(facts, made.schedule)
-    inputs = [row for row, op in enumerate(facts.ops) if op != "call_function" and facts.names[row] in ("w",)]
-    for step, live in zip(found.steps, found.live, strict=True):
-        alive = [at for at in made_at if at <= step and (at in returned or step <= last[at])]
-        tangents = sum(
-            facts.bytes[facts.index["g"]]
-            for at, (_, row, region) in enumerate(steps)
-            if facts.index["g"] in facts.inputs[row] and step <= at and steps[step][2]
-        )
-        assert live == 8 * len(alive) + 8 * len(inputs) + tangents
+    assert_memory_is_that_of_the_slow_account(facts, leniently_planned(text, facts, ahead).schedule)

@@ -62,7 +62,7 @@ def slow_lifetimes(facts: Facts, schedule: Schedule) -> Iterator[tuple[Piece, in
     step in which it is there, the number of steps for what stays."""
     steps = list(schedule)
     end = len(steps)
-    touched = _touched(facts, steps)
+    touched = _touched(facts, schedule)
     in_backward = [at for at, (_, _, region) in enumerate(steps) if region]
     for row, op in enumerate(facts.ops):
         if facts.input_kinds[row] == InputKind.TANGENT:
@@ -117,9 +117,10 @@ def _tuple_of(facts: Facts, row: int) -> int | None:
     return found
 
 
-def _touched(facts: Facts, steps: list[tuple[int, int, int]]) -> dict[Copy, list[int]]:
-    """Memory → every step that makes it, reads it or awaits its copy to the host; past the end what is returned."""
-    roots = facts.storage_roots
+def _touched(facts: Facts, schedule: Schedule) -> dict[Copy, list[int]]:
+    """Memory → every step that makes it, reads it, still holds it or awaits its copy to the host; past the end what is
+    returned."""
+    steps, roots = list(schedule), facts.storage_roots
     lies_in: dict[Copy, Copy] = {}
     touched: dict[Copy, list[int]] = {}
 
@@ -127,8 +128,10 @@ def _touched(facts: Facts, steps: list[tuple[int, int, int]]) -> dict[Copy, list
         return lies_in.get((row, region), lies_in.get((row, 0), (row, 0)))
 
     for at, (kind, row, region) in enumerate(steps):
+        for memory in [seen(each, region) for each, until in schedule.held if until == at]:
+            touched.setdefault(memory, []).append(at)
         copy = 0 if kind == StepKind.FIRST_RUN else region
-        if kind == StepKind.COPY_FROM_HOST:
+        if kind in (StepKind.COPY_FROM_HOST, StepKind.WAIT_FROM_HOST):
             lies_in[row, region] = (row, region)
             touched.setdefault((row, region), []).append(at)
         elif kind == StepKind.WAIT_TO_HOST:
@@ -164,7 +167,10 @@ def fast_lifetimes(found: Lifetimes) -> Counter[tuple[Piece, int, int]]:
 
 def held_against_the_reference(facts: Facts, drawn: list[str]) -> None:
     again, moved = decided(facts, drawn)
-    schedule = build_schedule(facts, again, moved)
+    assert_memory_is_that_of_the_slow_account(facts, build_schedule(facts, again, moved))
+
+
+def assert_memory_is_that_of_the_slow_account(facts: Facts, schedule: Schedule) -> None:
     timeline = simulate(facts, schedule)
     expected = (each for each in slow_lifetimes(facts, schedule) if each[0][-1])
     assert fast_lifetimes(timeline.lifetimes) == Counter(expected)

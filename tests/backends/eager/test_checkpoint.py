@@ -3,7 +3,6 @@
 import copy
 import os
 from collections.abc import Iterable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -177,20 +176,6 @@ def test_a_saved_operator_runs_once_and_a_recomputed_one_twice() -> None:
     assert counts["aten::sin"] == plain["aten::sin"] + 1
 
 
-def test_several_forwards_before_their_backwards() -> None:
-    block, x = block_and_input()
-    policy = policylang.parse("recompute everything; save first mm")
-    inputs = [(x * factor).detach() for factor in (1.0, 2.0, 3.0)]
-    expected = gradients(block, sum((block(each).sum() for each in inputs), torch.zeros(())))
-    outputs = [run(block, policy, each).sum() for each in inputs]
-    block.zero_grad()
-    for output in reversed(outputs):
-        output.backward()
-    assert all(torch.allclose(each.grad, expected[name]) for name, each in block.named_parameters())
-    assert len(policylang.context_fn(policy, block, strict=True)()) == 2
-    assert policylang.report(block).graphs == (), "one way of calling it, one recording"
-
-
 def last_stage(layers: nn.Module) -> nn.Module:
     """The last of a pipeline: a norm, a head, and the list of layers that other stages fill."""
     return Function(lambda stage, x: stage.head(x), layers=layers, head=nn.Linear(4, 4))
@@ -212,16 +197,6 @@ def test_a_stage_without_layers_has_nothing_to_checkpoint(layers: type[nn.Module
     assert policylang.report(nn.ModuleList([full, stage])).notes == (*policylang.report(full).notes, note)
     with pytest.raises(PolicyGraphError, match=r"APL302.*`layrs\.\*` matches no module"):
         policylang.checkpoint_model(last_stage(layers()), policylang.parse("blocks layrs.*; recompute everything"))
-
-
-def test_a_second_backward_with_retain_graph_gives_the_same_gradients() -> None:
-    block, x = block_and_input()
-    output = run(block, policylang.parse("recompute everything; save mm"), x).sum()
-    output.backward(retain_graph=True)
-    first = {name: each.grad.clone() for name, each in block.named_parameters()}
-    block.zero_grad()
-    output.backward()
-    assert all(torch.equal(each.grad, first[name]) for name, each in block.named_parameters())
 
 
 def test_each_way_of_calling_a_block_has_its_own_recording() -> None:
@@ -404,19 +379,6 @@ def test_a_checkpoint_behind_a_replaced_forward_is_not_taken_off() -> None:
     assert "forward" in vars(model.model.model.layers[0])
 
 
-def test_one_function_serves_all_blocks_of_a_hugging_face_model() -> None:
-    example = models.llama()
-    plain = step(example, twin(example.module))
-    model = twin(example.module)
-    function = policylang.context_fn(policylang.parse("blocks layers.*\n" + SAC), model, strict=True)
-    inner: Any = model.model
-    inner.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": function})
-    assert same(plain, step(example, model))
-    assert len(policylang.report(function).graphs) == len(inner.model.layers)
-    blocks = {name.partition("/")[0] for name in policylang.report(model).decisions}
-    assert blocks == {"model.model.layers.0", "model.model.layers.1"}
-
-
 def test_a_checkpoint_around_something_else_is_refused() -> None:
     block, x = block_and_input()
     other, _ = block_and_input()
@@ -435,26 +397,6 @@ def test_compiled_code_is_refused_by_name() -> None:
     block.first.compile(backend="eager")
     with pytest.raises(PolicyGraphError, match=r"`first` \(Linear\) is compiled"):
         run(block, policylang.parse("save mm"), x)
-    model = policylang.checkpoint_model(models.mlp().module, policylang.parse("recompute everything"))
-    with pytest.raises(Exception, match="APL396"):
-        torch.compile(model, backend="aot_eager")(*models.mlp().inputs)
-    torch._dynamo.reset()
-
-
-def test_a_block_that_branches_on_data_follows_its_plan_until_it_takes_the_other_way() -> None:
-    class Branches(Block):
-        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            return super().forward(x if x.sum() > 0 else x.tanh())
-
-    torch.manual_seed(0)
-    block, x = Branches(), torch.rand(4, 8, requires_grad=True)
-    function = policylang.context_fn(policylang.parse("recompute everything; save first mm"), block)
-    for factor, warns in ((1.0, False), (2.0, False), (-1.0, True), (-2.0, False)):
-        expected = gradients(block, block(factor * x).sum())
-        with pytest.warns(PolicyWarning, match="APL393") if warns else nullcontext():
-            output = checkpoint(block, factor * x, use_reentrant=False, context_fn=function)
-        found = gradients(block, output.sum())
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_a_saved_value_that_is_written_to_afterwards_is_an_error() -> None:
@@ -479,17 +421,6 @@ def test_a_copied_model_has_a_report_of_its_own() -> None:
     with pytest.raises(PolicyGraphError, match="no policy has decided"):
         policylang.report(model)
     assert same(plain, step(example, model))
-
-
-def test_autocast_and_frozen_parameters() -> None:
-    example = models.llama()
-    for name, parameter in example.module.named_parameters():
-        parameter.requires_grad_("mlp" not in name)
-    model = policylang.checkpoint_model(twin(example.module), policylang.parse(SAC), strict=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        plain = step(example, twin(example.module))
-        assert same(plain, step(example, model))
-        assert same(plain, step(example, model))
 
 
 def test_a_changed_policy_file_is_another_policy(tmp_path: Any) -> None:

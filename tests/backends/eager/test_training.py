@@ -5,6 +5,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,14 +152,16 @@ def test_batches_of_other_shapes_and_evaluation_in_between() -> None:
     compare(example, run)
 
 
-def test_frozen_weights() -> None:
+@pytest.mark.parametrize("within", [nullcontext, cast])
+def test_frozen_weights(within: Callable[[], AbstractContextManager[Any]]) -> None:
     example = models.llama()
     for block in eager.blocks_of(example.module)[:1]:
         block.self_attn.requires_grad_(False)
 
     def run(model: nn.Module, step: int) -> Tensor:
-        value = loss(model, step)
-        value.backward()
+        with within():
+            value = loss(model, step)
+            value.backward()
         for parameter in model.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -166,22 +169,6 @@ def test_frozen_weights() -> None:
 
     loss = eager.loss_of(example)
     compare(example, run)
-
-
-@pytest.mark.parametrize("policy", [eager.POLICY, RECOMPUTE], ids=["half of the products", "recompute"])
-def test_dropout_without_preserve_rng_state(policy: Policy) -> None:
-    """Torch's own checkpoint then draws other numbers in the recomputation; a policy sees to it itself."""
-    example = models.gpt2()
-    run = eager.backward_of(eager.loss_of(example))
-    expected = eager.train(eager.twin(example.module), run)
-    without = eager.plainly_checkpointed(eager.twin(example.module), preserve_rng_state=False)
-    assert eager.differences(expected, eager.train(without, run)) != []
-    under_policy = eager.twin(example.module)
-    for block in eager.blocks_of(under_policy):
-        context_fn = policylang.context_fn(policy, under_policy)
-        options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": context_fn}
-        block.forward = partial(checkpoint, block.forward, **options)
-    assert eager.differences(expected, eager.train(under_policy, run)) == []
 
 
 # --- the example with the Trainer of Hugging Face ---
