@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,13 +48,19 @@ _PUBLIC = {
     "TunedPolicy": "policylang.tuning.tuned_policy",
     "watch": "policylang.api.watch",
 }
-"""Public name to the module that has it. Looked up on first use: importing policylang imports no torch."""
+"""Public name to the module that has it. Looked up on first use: importing policylang imports nothing else."""
 
 __all__ = sorted([*_PUBLIC, "report"])
 
 
-# Importing a package binds its name in this one. That happens here, once, so that the function keeps the name.
-import_module("policylang.report")
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: object) -> None:
+        """Importing the package ``policylang.report`` binds its name in this one: the function keeps the name."""
+        if name != "report" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def report(subject: Any) -> Report:
@@ -78,6 +86,7 @@ def __getattr__(name: str) -> Any:
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import_module("policylang.report")  # the texts of what is raised and returned
     value = getattr(import_module(module), name)
     globals()[name] = value
     return value

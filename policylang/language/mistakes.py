@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from policylang.language.diagnostics import Diagnostic, Fix, Span, diagnose, written
 from policylang.language.lexer import BEHIND_SELECTOR
-from policylang.language.predicates import FLAGS, MEASURES, PROPERTIES
+from policylang.language.predicates import ANNOTATED, FLAGS, MEASURES, PROPERTIES
 from policylang.language.selectors import nth
 from policylang.language.statements import ACTIONS, FIGURES, KINDS, MODIFIERS
 
@@ -220,11 +220,17 @@ def _everything_in(match: re.Match[str]) -> str:
     return f"everything in {place}"
 
 
+def _operators_left_out(match: re.Match[str]) -> str:
+    return " ".join(filter(None, ("where" if match["and"] else "", match["rest"], "except", match["what"])))
+
+
 # --- rows ------------------------------------------------------------------------------------------------------
 
 _Row = tuple[str, Replacement, str] | tuple[str, Replacement, str, str | None, str | None]
 _COMPARE = "a comparison is a sign, such as `<=`"
 _EVERY = "`every` is followed by an ordinal, such as `2nd`"
+_LEFT_OUT = "what is left out follows `except`"
+_NO_WHERE = "a place follows a selector, without `where`"
 _ONE_WORD = "`{bad}` is one word"
 _PLACE = "`{bad}` is a place, and follows a selector and `in`"
 
@@ -327,7 +333,7 @@ def _rows() -> Iterator[_Row]:
         rf"{_VERB}\s+(?P<bad>every|each|all|all\s+of(?:\s+the)?|the|a|an|any)\s",
         *("", "a selector without a position means all of its nodes"),
     )
-    yield rf"\s(?P<bad>{_any_of(_LEAVING_OUT)})\s", "except", "what is left out follows `except`"
+    yield rf"\s(?P<bad>{_any_of(_LEAVING_OUT)})\s", "except", _LEFT_OUT
     yield rf"(?P<bad>(?:!|\bnot\s+)(?P<what>{_LAST_WORD}))\s*$", "everything except {what}", "selectors have no `not`"
     yield (
         r"(?P<bad>&&?|\|\|?)",
@@ -350,6 +356,15 @@ def _rows() -> Iterator[_Row]:
         *(lambda match: _FLAGS[match["kind"]], "this property of nodes has two words"),
     )
     yield rf"\b(?:{_SUBJECT})\s+(?P<bad>(?:is\s+)?{_any_of([*_SIGNS])})(?=\s)", _sign, _COMPARE
+    yield r"\s(?P<bad>where\s+(?P<not>not\s+)?in)\s", lambda match: "outside" if match["not"] else "in", _NO_WHERE
+    name = rf"(?!(?:{_SUBJECT}|{_any_of([flag.split()[0] for flag in (*FLAGS, ANNOTATED)])})(?!\S)){_NAME}"
+    what = rf"(?P<what>{name}|\({name}(?:\s*(?:,|\bor\b|\band\b)\s*{name})*\))"
+    ends, rest = r"(?=\s*(?:$|->|→|,|\)))", r"(?P<rest>(?:(?!\bor\b|->|→|,|\)).)+?)"
+    left = rf"where\s+not\s+{what}(?:\s+(?:(?P<and>and)\s+|(?=(?:in|outside)\s)){rest})?"
+    yield rf"\s(?P<bad>{left}){ends}", _operators_left_out, _LEFT_OUT
+    joined = "a comparison is written as `bytes > 64 MiB`; to select operators, write `{good}`"
+    yield rf"\s(?P<bad>where\s+{what}){ends}", "and {what}", "no comparison follows `where`", joined, None
+    yield rf"\s(?P<bad>where\s+{what}\s+and)\s", "and {what} where", "no comparison follows `where`", joined, None
 
 
 @cache

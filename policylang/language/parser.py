@@ -16,7 +16,7 @@ from policylang.language.cancellation import check_cancelled
 from policylang.language.diagnostics import MOST, Diagnostic, Fix, Source, Span, TextChange, inserted, written
 from policylang.language.lexer import MAX_DEPTH, Lexeme, lexer, parser_of, split, too_deep
 from policylang.language.mistakes import find_mistake
-from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS
+from policylang.language.predicates import ANNOTATED, CUT, FLAGS, IS_KINDS, MEASURES, PROPERTIES
 from policylang.language.selectors import depth, selector_of
 from policylang.language.shown import did_you_mean, nearest
 from policylang.language.syntax import File, Rewriting, Scheduling, Statement
@@ -184,7 +184,8 @@ def _predicate_help(before: Sequence[Lexeme], word: Lexeme | None) -> str | None
     if len(before) > 1 and before[-2].type in ("OR", "AND") and word is None:
         joiner = before[-2]
         return f"after `where`, `{joiner}` joins predicates; to join selectors, write `(… where …) {joiner} {last}`"
-    return "a comparison is written as `bytes > 64 MiB`"
+    operators = f"; operators are chosen without `where`, as in `everything except {last}`"
+    return f"a comparison is written as `bytes > 64 MiB`{'' if last in (*MEASURES, *PROPERTIES) else operators}"
 
 
 def _way_out(word: Lexeme, reserved: bool, expected: frozenset[str]) -> tuple[str | None, Sequence[str]]:

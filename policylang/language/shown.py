@@ -2,8 +2,7 @@
 
 Figures are rounded, names cut short, with nothing that a terminal acts on. A name in a graph or a line of a policy may
 hold anything: escape sequences, marks that turn the direction of text, line ends. Data knows no renderer:
-``policylang.report`` registers its own for :func:`as_text` when it is imported, which importing any module of
-policylang does.
+``policylang.report`` registers its own for :func:`as_text` when it is imported, as the first public name does.
 """
 
 from __future__ import annotations

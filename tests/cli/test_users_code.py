@@ -10,6 +10,7 @@ import pytest
 from attrs import evolve
 
 import policylang as package
+from policylang.__main__ import main as script
 from policylang.commands import agree as command
 from policylang.commands import cli
 from policylang.commands.small_llama import Settings
@@ -161,6 +162,8 @@ def test_an_interruption_is_none(run, monkeypatch):
     assert run("snapshot", "stopped").code == 130
     monkeypatch.setattr(cli, "parser", Mock(side_effect=KeyboardInterrupt))
     assert cli.main(["tune"]) == 130, "nor while the command is imported"
+    monkeypatch.setattr(cli, "main", Mock(side_effect=KeyboardInterrupt))
+    assert script() == 130, "nor while the command line is"
 
 
 @pytest.mark.parametrize("command", ["snapshot", "agree"])

@@ -446,6 +446,8 @@ def test_the_version_is_that_of_the_package_and_needs_no_torch() -> None:
     assert policylang.__version__ == version("policylang")
     assert "__version__" in dir(policylang)
     python("-c", "import sys, policylang; policylang.__version__; assert 'torch' not in sys.modules")
+    few = "assert len([each for each in sys.modules if each.startswith('policylang')]) == 1"  # Ctrl-C may come
+    python("-c", f"import sys, policylang; {few}; import policylang.report; assert policylang.report.__doc__[0] == 'R'")
 
 
 MIB = 2**20
