@@ -449,6 +449,10 @@ class _Collector:
                 flags[row] |= Flag.WRITES if row in memory.written else Flag.WRITES | Flag.REPEATABLE
             if row in memory.unstable:
                 flags[row] |= Flag.READS_MUTATED
+        for root in memory.loose:  # what was written is saved with its memory, and with all that writes to it
+            for row in memory.writes[root]:
+                if memory.roots[row] == root and column[row] == column[root]:
+                    owners[row] = root
         for row, owner in enumerate(owners):  # a producer comes before its followers
             owners[row] = owners[owner]
 

@@ -9,6 +9,7 @@ from functools import cache
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from weakref import ref
 
 import torch
 from torch import fx
@@ -285,6 +286,19 @@ def hooks_around(own: Any) -> Any:
 def are_of_checkpoint(pair: Any) -> bool:
     """True if a pair is that of a checkpoint of torch's (``use_reentrant=False``), in its forward or recomputation."""
     return pair is not None and getattr(pair[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+def runs_to_the_end(pair: Any) -> Callable[[], None]:
+    """A function after which the checkpoint that a pair is of, while it lives, does not stop its recomputation with the
+    last tensor that autograd saves. torch takes that setting only before the checkpoint begins."""
+    checkpoint = ref(_variable(pair[0], "frame"))
+
+    def tell() -> None:
+        frame = checkpoint()
+        if frame is not None:
+            frame.early_stop = False
+
+    return tell
 
 
 def move_inputs(pair: Any, moved: Callable[[Any], Any], back: Callable[[Any], Any]) -> None:

@@ -126,7 +126,7 @@ def fingerprint(observation: Observation, returned: Sequence[torch.Tensor]) -> H
         tuple(stream.operators),
         tuple(observation.spans),
         tuple(observation.read_by_backward),
-        stream.reach,
+        (stream.reach, stream.to_the_end, tuple(stream.overwritten.items())),
         frozenset(stream.differentiable),
         frozenset(stream.numbers),
         *(tuple(sorted(each.items())) for each in (stream.from_outside, stream.kept, stream.state)),

@@ -223,6 +223,18 @@ class Operation:
 
 
 @define(eq=False)
+class _KeptPart:
+    """A part of a value that autograd keeps for the backward, in memory that the block has made."""
+
+    tensor: Tensor
+    number: int
+    """That of the value, in autograd's order."""
+    version: int
+    written_by: int = -1
+    """The last operator that has written to it since."""
+
+
+@define(eq=False)
 class Observation:
     """A block's first call while it runs."""
 
@@ -241,6 +253,9 @@ class Observation:
     """By operator, the origins of what it returns, part by part."""
     read_by_backward: dict[TensorOrigin, None] = field(factory=dict)
     """Values that autograd has saved, in order."""
+    saved_so_far: int = 0
+    kept_parts: dict[int | None, list[_KeptPart]] = field(factory=dict)
+    """By address."""
     noted: dict[int, dict[int, NotedTensor]] = field(factory=dict)
     """By operator and position among its tensor arguments: those in memory from outside the block."""
     origins_noted: dict[int, dict[int, list[TensorOrigin | None]]] = field(factory=dict)
@@ -251,6 +266,8 @@ class Observation:
     writes: dict[int, list[Tensor]] = field(factory=dict)
     """By operator, the tensors in memory from outside that it declares to write."""
     states: dict[int, GeneratorState] = field(factory=dict)
+    made: dict[int, list[int]] = field(factory=dict)
+    """By address, the operators with ``entries`` that have returned this memory."""
     unlooked_at: int = 0
     """Bytes that are held since it was last asked which of them the block has thrown away."""
     looked_at: int = 0
@@ -316,7 +333,7 @@ class Observation:
         written = list(tensors_in(written_by(func, args, kwargs)))
         if written:
             self.origins.wrote(written)
-            note_write(func, written)
+            self._write(at, func, written)
             if writes(func) and any(map(self.origins.is_state, written)):
                 self.writes[at] = written
         stream.operators.append(func)
@@ -336,10 +353,23 @@ class Observation:
             stream.numbers.add(at)
         if held.memory or at in stream.numbers:
             self.entries[at] = held
+            for address in addresses(tensors_in(held.value)):
+                self.made.setdefault(address, []).append(at)
             self.unlooked_at += sum(size for _, size in held.memory)
             if self.unlooked_at > max(_LOOKS_FROM, self.looked_at):
                 self._drop_thrown_away()
         return out
+
+    def _write(self, at: int, func: Any, written: Sequence[Tensor]) -> None:
+        """An operator has written; what is counted of it here, autograd itself does not count."""
+        found = addresses(written)
+        self.stream.within[at] = tuple(made for address in found for made in self.made.get(address, ()))
+        kept = [part for address in found for part in self.kept_parts.get(address, ())]
+        before = [eager.version(part.tensor) for part in kept]
+        note_write(func, written)
+        for part, earlier in zip(kept, before, strict=True):
+            part.version += eager.version(part.tensor) - earlier
+            part.written_by = at
 
     def origins_of(self, tensors: Iterable[Tensor]) -> list[TensorOrigin | None]:
         """Part by part, the origins that are known."""
@@ -352,7 +382,8 @@ class Observation:
         needed += [origin.call for origin in self.read_by_backward if origin.call >= 0]
         reads = [(each.args, each.kwargs) for each in self.operations]
         gone = [self.entries.pop(at) for at in thrown_away(self.entries, self.spans, reads, needed)]
-        self.origins.forget(leaf for each in gone for leaf in tensors_in(each.value))
+        freed = self.origins.forget(leaf for each in gone for leaf in tensors_in(each.value))
+        self.made = {address: at for address, at in self.made.items() if address not in freed}
         self.looked_at = sum(size for each in self.entries.values() for _, size in each.memory)
         self.unlooked_at = 0
 
@@ -369,6 +400,11 @@ class Observation:
                 kept = [each for each in (*other, *state) if not self.read_by_backward.keys().isdisjoint(parts[each])]
             stream.from_outside[at], stream.kept[at] = tuple(other), tuple(kept)
             stream.state[at] = tuple(each for each in state if each in kept)
+        for part in (part for own in self.kept_parts.values() for part in own if part.written_by >= 0):
+            if eager.version(part.tensor) != part.version:
+                stream.overwritten[part.number] = part.written_by
+            else:
+                stream.reach, stream.to_the_end = max(stream.reach, part.written_by + 1), True
 
     def saved(self, value: Any) -> None:
         """Autograd keeps a value for the backward."""
@@ -376,6 +412,10 @@ class Observation:
             self.stream.reach = len(self.stream.operators)
             for part in take_apart([value])[0]:
                 self.read_by_backward[self.origins.of(part)] = None
+                if not self.origins.lies_outside(part):
+                    found = _KeptPart(eager.detached(part), self.saved_so_far, eager.version(part))
+                    self.kept_parts.setdefault(eager.storage_address(part), []).append(found)
+        self.saved_so_far += 1
 
 
 def _described(value: Any) -> Any:

@@ -66,6 +66,9 @@ class Instructions:
     state: dict[int, tuple[int, ...]] = field(factory=dict)
     noted: dict[int, tuple[int, ...]] = field(init=False)
     """Either of the first two."""
+    to_the_end: bool = False
+    overwritten: Mapping[int, int] = field(factory=dict)
+    """These two are those of the stream as well."""
     differentiable: Collection[int] = ()
     numbered: Collection[int] = ()
     moved: dict[int, MovedRows] = field(factory=dict)
@@ -126,11 +129,8 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
         for at, (operator, row) in enumerate(steps)
     ]
     owners = [facts.owners[row] for row in trace.rows]
-    holders: dict[int, list[int]] = {}
-    for at, kind in enumerate(kinds):
-        if kind == KEEP:
-            holders.setdefault(owners[at], []).append(at)
-    written = {at: tuple(holders.get(owners[at], ())) for at, kind in enumerate(kinds) if kind == HELD}
+    made = {at: tuple(each for each in before if kinds[each] == KEEP) for at, before in stream.within.items()}
+    written = {at: holders for at, holders in made.items() if holders}
     recomputed = (at for at, kind in enumerate(kinds[: stream.reach]) if kind in (RUN, DRAW))
     outside = {at: found for at in recomputed if (found := stream.from_outside.get(at))}
     roots, forms = facts.storage_roots, plan.schedule.forms
@@ -159,6 +159,8 @@ def instructions_of(trace: BlockTrace, plan: Plan) -> PlannedInstructions:
         outside=outside,
         kept={at: found for at, found in stream.kept.items() if at <= stream.reach and found},
         state=stream.state,
+        to_the_end=stream.to_the_end,
+        overwritten=stream.overwritten,
         differentiable=stream.differentiable,
         numbered=stream.numbered,
         plan=plan,
@@ -201,7 +203,7 @@ def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator
         if not flags & _REPEATABLE:
             return _write(operator)
         if (decision := decisions[row]) is not None and decision.outcome.is_held:
-            return HELD
+            return HELD if origins.gives_what_it_writes(operator) else KEEP
     elif row in held or any(piece in held for piece in facts.followers.get(row, ()) if facts.inputs[piece] == (row,)):
         return KEEP
     elif flags & _WRITES and statistics_positions(operator):
@@ -363,8 +365,18 @@ class FollowedCall:
                     part.memory.fetch()
             call = None if call is None else call.before()
 
-    def check_given(self, value: Tensor, written: int) -> None:
-        """Called as a backward receives a tensor that autograd kept and that had then been ``written`` to so often."""
+    @property
+    def to_the_end(self) -> bool:
+        """Its recomputation is not to stop with the last saved value: something is written to that afterwards."""
+        return self.instructions.to_the_end or self.drifted_at is not None
+
+    def check_given(self, value: Tensor, written: int, number: int) -> None:
+        """Called as a backward receives a tensor that autograd kept and that had then been ``written`` to so often.
+        ``number``: in autograd's order."""
+        at = self.instructions.overwritten.get(number)
+        if at is not None and self.is_planned(at):
+            operator, shape = self.ran(at), list(value.shape)
+            raise problems.OVERWRITTEN.error(name=self.name, operator=operator, number=at + 1, shape=shape)
         found = self.written_since_kept.get(storage_address(value))
         if found is not None and version(value) != written:
             self.changed(*found, same=True)

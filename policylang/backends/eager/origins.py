@@ -91,10 +91,11 @@ class Origins:
         """Called when the block has returned: memory that it has filled and freed is filled in each of its runs."""
         self.state -= addresses(each.tensor for each in self.externals if eager.storage_is_freed(each.tensor))
 
-    def forget(self, gone: Iterable[Tensor]) -> None:
-        """Memory is about to be given back: what lies there later is another value."""
+    def forget(self, gone: Iterable[Tensor]) -> set[int]:
+        """Memory is about to be given back: what lies there later is another value. Returns its addresses."""
         freed = addresses(gone)
         self._by_place = {place: origin for place, origin in self._by_place.items() if place[0] not in freed}
+        return freed
 
     def is_from_outside(self, parts: Iterable[TensorOrigin | None]) -> bool:
         """A parameter, a buffer or a constant, not an argument of the call."""
@@ -235,6 +236,14 @@ class OperatorStream:
     """The calls of the block: on tensor subclasses (DTensor), one of these is several operations, or none."""
     reach: int = 0
     """The number that had run when the last value was saved: a checkpoint recomputes so many."""
+    within: dict[int, tuple[int, ...]] = field(factory=dict)
+    """By operator that writes to memory which the block has made, the operators that have returned that memory."""
+    to_the_end: bool = False
+    """An operator writes to what autograd has kept by then, which autograd does not count: a checkpoint that stops with
+    the last saved value would come before it."""
+    overwritten: dict[int, int] = field(factory=dict)
+    """By number, in autograd's order, the saved values that the block writes to later, and the last operator that does:
+    autograd counts these writes, and refuses the value in a backward."""
     differentiable: set[int] = field(factory=set)
     """Operators that a gradient flows through."""
     numbers: set[int] = field(factory=set)

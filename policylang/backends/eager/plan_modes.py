@@ -40,6 +40,8 @@ class SavedTensor:
     written: int
     """The version of its memory."""
     recomputed: origins.HeldResult | None = None
+    number: int = 0
+    """In autograd's order."""
     by: int = -1
     """The backward that has recomputed it. In that one the checkpoint returns it, and frees it."""
 
@@ -49,13 +51,13 @@ SavedTensors = list[ref[SavedTensor]]
 
 
 @contextmanager
-def noting_saved(tensors: SavedTensors, name: str, check: Callable[[Tensor, int], None]) -> Iterator[None]:
+def noting_saved(tensors: SavedTensors, name: str, check: Callable[[Tensor, int, int], None]) -> Iterator[None]:
     """Around a forward in a checkpoint: adds what autograd saves. ``name``: the block's, as a sentence names it;
-    ``check`` is told what a backward is given, and how often its memory had been written to."""
+    ``check`` is told what a backward is given, how often its memory had been written to, and its number."""
     save, give = eager.saved_tensor_hooks()
 
     def pack(value: Tensor) -> SavedTensor:
-        saved = SavedTensor(save(value), eager.version(value))
+        saved = SavedTensor(save(value), eager.version(value), number=len(tensors))
         tensors.append(ref(saved))
         return saved
 
@@ -74,7 +76,7 @@ def noting_saved(tensors: SavedTensors, name: str, check: Callable[[Tensor, int]
             happened = held.changed()
             if happened:
                 raise problems.CHANGED_BETWEEN.error(name=name, shape=list(value.shape), happened=happened)
-        check(value, saved.written)
+        check(value, saved.written, saved.number)
         return value
 
     with saved_tensors_hooks(pack, unpack):

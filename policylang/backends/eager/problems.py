@@ -160,6 +160,12 @@ WRITTEN_TENSOR = Problem(  # only a warning where it may hold what it held befor
     "to in place since its forward",
     "run the backward before parameters and buffers are updated, or save what is computed from them",
 )
+OVERWRITTEN = Problem(  # autograd's own error, which a checkpoint hides
+    "APL395",
+    "the backward of {name} reads a tensor of shape {shape} that the block itself writes to afterwards, in "
+    "`{operator}` (operator {number}): without a checkpoint PyTorch refuses that too",
+    "let the block write to a copy",
+)
 INPUT_WRITTEN = Problem(
     "APL395",
     "{name} was called with a tensor that was written to in place since, and cannot be recomputed from it",

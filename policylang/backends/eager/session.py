@@ -7,7 +7,7 @@ the block's stand-in for its forward says, or hooks on the blocks do (:mod:`poli
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -311,6 +311,8 @@ class CheckpointContext:
         self._depth = 0
         self._hooks: Any = None
         """The hooks of the checkpoint itself."""
+        self._to_the_end: Callable[[], None] = lambda: None
+        """Has the recomputation not stop with the last saved tensor."""
         self._around: Any = None
         self._gave_way = False
         self._aside = False
@@ -400,6 +402,8 @@ class CheckpointContext:
 
     def _begin_first(self, block: BlockCall) -> None:
         this_thread.begun += 1
+        if eager.are_of_checkpoint(self._hooks):
+            self._to_the_end = eager.runs_to_the_end(self._hooks)
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             refuse_captured_copies(self.session.policy)
         self.running = block.region.begin(block.module, block.args, block.kwargs)
@@ -409,9 +413,9 @@ class CheckpointContext:
             self._move_inputs(self.session.named(block.module))
         eager.clear_cast_weights()
 
-        def check_given(value: Tensor, written: int) -> None:
+        def check_given(value: Tensor, written: int, number: int) -> None:
             if self.call is not None:
-                self.call.check_given(value, written)
+                self.call.check_given(value, written, number)
 
         self._contexts.enter_context(noting_saved(self.saved, self.session.named(block.module), check_given))
         self._contexts.enter_context(gathers_aside(block.module))
@@ -488,6 +492,8 @@ class CheckpointContext:
         found = list(tensors_in(output))
         self.call = running.region.end(running, found)
         if self.call is not None:
+            if self.call.to_the_end:
+                self._to_the_end()
             self.call.finish(self._inputs)
             latest = this_thread.latest
             if self.call.on_host or (self.session in latest and self.call.reach):

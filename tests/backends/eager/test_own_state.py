@@ -371,6 +371,44 @@ def test_a_block_that_leaves_its_plan_and_writes_behind_autograds_back() -> None
         check([["branch", "codebook"]], policylang.parse(POLICIES[0]), ORDERS["((0, 1),)"], False)
 
 
+def own_noise(b: nn.Module, x: Tensor) -> Tensor:
+    return F.rrelu(b.out(x), training=True)  # autograd keeps the noise before the operator fills it
+
+
+def filled_and_read(b: nn.Module, x: Tensor) -> Tensor:
+    made = torch.zeros(W)
+    return (bump_and_give(x.detach(), made) * b.out(x) * made).tanh()
+
+
+def tangled(b: nn.Module, x: Tensor) -> Tensor:
+    return F.alpha_dropout(b.out(x), training=True)
+
+
+def behind_its_back(b: nn.Module, x: Tensor) -> Tensor:
+    made = b.out(x).exp()
+    made.data.add_(1)
+    return made * 2
+
+
+@pytest.mark.parametrize("forward", [own_noise, filled_and_read, tangled, behind_its_back])
+@pytest.mark.parametrize("policy", ["optional recompute", "save"])
+def test_memory_of_its_own_that_an_operator_fills_beside_its_result(
+    forward: Callable[[nn.Module, Tensor], Tensor], policy: str
+) -> None:
+    model = block_model(forward, f"{policy} everything in block")
+    plain = policylang.checkpoint_model(block_model(forward), None)
+    run = forwards_first((1, 0))
+    assert differences(train(plain, run), train(model, run)) == []
+
+
+@pytest.mark.parametrize("policy", ["recompute", "save"])
+def test_what_autograd_refuses_without_a_checkpoint_is_refused(policy: str) -> None:
+    model = block_model(lambda b, x: b.out(x).exp().add_(1).sin(), f"{policy} everything in block")
+    loss = model(torch.ones(3, W)).sum()
+    with pytest.raises(PolicyGraphError, match=r"APL395.*shape \[3, 6\] that the block itself .* `aten.add_.Tensor`"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("later", ["foreach", "declared operator", "custom operator", "own data"])
 def test_a_later_block_that_writes_to_what_an_earlier_one_holds(later: str) -> None:
     with pytest.raises(PolicyGraphError, match=r"APL395.*`layers.0`.*`aten.mul.Tensor`.*in place"):
