@@ -287,7 +287,7 @@ def offloaded(text: str = "undecided -> save\noffload gelu") -> tuple[Partition,
     split = traced_model("mlp").partition(text)
     facts = split.plan.facts
     rows = [facts.index[name] for name in split.audit.offloaded]
-    sent = [node.name for node in output_of(split.forward)]
+    sent = [node.name for node in split.forward.graph.output_node().args[0]]
     taken = [node.name for node in split.backward.graph.find_nodes(op="placeholder")]
     names = [f"{facts.names[row]}_host" for row in rows]
     return split, {row: (sent.index(name), taken.index(name)) for row, name in zip(rows, names, strict=True)}
@@ -295,10 +295,6 @@ def offloaded(text: str = "undecided -> save\noffload gelu") -> tuple[Partition,
 
 def first_of(crossings: Crossings) -> tuple[int, int]:
     return next(iter(crossings.values()))
-
-
-def output_of(gm: fx.GraphModule) -> list[fx.Node]:
-    return list(gm.graph.find_nodes(op="output")[0].args[0])
 
 
 def differences(split: Partition, crossings: Crossings) -> tuple[Diagnostic, ...]:

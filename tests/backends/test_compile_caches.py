@@ -23,7 +23,6 @@ from tests.support.versions import needs_groups_in_any_order
 POLICY = "recompute everything\nsave aten.mm\nsave aten.bmm\n"
 SAME_RULES = "# a comment moves every line\n\nrecompute  everything\nsave aten.mm\nsave aten.bmm\n"
 ONE_WORD_OTHER = "recompute everything\nsave aten.mm\nrecompute aten.bmm\n"
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -193,14 +193,13 @@ def step(module: nn.Module, x: Tensor, backend: Any) -> tuple[list[Tensor], list
     torch.manual_seed(7)
     module.zero_grad()
     x = x.clone().requires_grad_()
-    returned = [leaf for leaf in pytree.tree_leaves(torch.compile(module, backend=backend)(x)) if is_tensor(leaf)]
+    leaves = (
+        leaf for leaf in pytree.tree_leaves(torch.compile(module, backend=backend)(x)) if isinstance(leaf, Tensor)
+    )
+    returned = [leaf for leaf in leaves if leaf.is_floating_point()]
     losses = [(number + 1) * (value.square() + value).sum() for number, value in enumerate(returned)]
     torch.stack([loss for loss in losses if loss.requires_grad]).sum().backward()
     return [value.detach() for value in returned], [x.grad, *(parameter.grad for parameter in module.parameters())]
-
-
-def is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 KNOWN: dict[tuple[str, Inner], tuple[list[Tensor], list[Tensor | None]]] = {}

@@ -1,7 +1,7 @@
 """`save … as`: what waits is narrow, what comes back is rounded and nothing else, and the plan knows the bytes."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -282,11 +282,6 @@ def test_the_audit_notices_another_form(form: str, target: Any, change: Callable
 def traced(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> Traced:
     given = tuple(each.clone().requires_grad_(each.is_floating_point()) for each in inputs)
     return trace(Function(function), given, square_loss, **options)
-
-
-def notes(graph: Traced, text: str) -> Mapping[str, tuple[str, ...]]:
-    plan = graph.partition(text).plan
-    return {each.code: (each.message, *each.details) for each in plan.diagnostics}
 
 
 def test_a_view_is_taken_again_and_its_memory_narrowed_once() -> None:

@@ -31,7 +31,6 @@ from tests.support.run_partition import partitioner, traced
 
 SAVES = "blocks layers.*\nrecompute everything in block\nsave addmm in block\n"
 MOVES = "blocks layers.*\nundecided -> save\noffload addmm in block\n"
-REPOSITORY = Path(__file__).parents[2]
 
 
 def Model() -> Layers:

@@ -37,8 +37,6 @@ from tests.support.models import Example
 from tests.support.random_flat import random_flat
 from tests.tracing.test_against_eager import loss_of
 
-aten = torch.ops.aten
-
 
 @pytest.fixture(scope="module")
 def mlp() -> Flat:

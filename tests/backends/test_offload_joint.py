@@ -121,11 +121,7 @@ def test_a_view_is_rebuilt_and_its_memory_moved_once() -> None:
 
 def test_what_the_backward_does_not_read_is_decided_as_if_it_did() -> None:
     """As in eager, whose checkpoint holds it: nothing is moved for it here, and no budget is spent."""
-
-    def unread(x: Tensor) -> Tensor:
-        return ((x @ x).t() + 1).sin() + (x @ x.t()).view(2, 8).reshape(4, 4)
-
-    graph = traced(unread, torch.randn(4, 4))
+    graph = traced(lambda x: ((x @ x).t() + 1).sin() + (x @ x.t()).view(2, 8).reshape(4, 4), torch.randn(4, 4))
     for text, of_products, of_views in (
         ("save everything\noffload mm", Why.RULE, Why.REBUILT),
         ("undecided -> save\noffload mm", Why.RULE, Why.REBUILT),

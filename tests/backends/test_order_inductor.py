@@ -28,7 +28,6 @@ from tests.support.sharded import WIDTH, Meshed, fake_ranks
 from tests.support.versions import needs_cached_collectives, needs_several_last_passes
 
 POLICY = "undecided -> save\nkeep order of all_gather\n"
-REPOSITORY = Path(__file__).parents[2]
 OVERLAP = "aten_distributed_optimizations.enable_overlap_scheduling"
 MOVING: dict[str, Any] = {
     "reorder_for_compute_comm_overlap": True,

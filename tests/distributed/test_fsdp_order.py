@@ -66,14 +66,10 @@ class Model(nn.Module):
         return self.head(hidden)
 
 
-def size_of(number: int) -> int:
-    return sum(parameter.numel() for parameter in Block(number).parameters())
-
-
 @contextmanager
 def noted() -> Iterator[list[tuple[str, int]]]:
     """What is gathered and computed within, in order; of gathers, those of blocks."""
-    sizes = {size_of(number): number for number in range(4)}
+    sizes = {sum(each.numel() for each in Block(number).parameters()): number for number in range(4)}
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"  # before torch 2.13
     gather = getattr(dist, name)
 

@@ -230,13 +230,9 @@ def gathered(value: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     return functional.wait_tensor(functional.all_gather_tensor(value, dim, mesh))
 
 
-def scattered(value: Tensor, mesh: DeviceMesh) -> Tensor:
-    return functional.wait_tensor(REDUCE_SCATTER(value, "sum", mesh.size(), mesh.get_group().group_name))
-
-
 def scattered_over(meshes: list[DeviceMesh], value: Tensor) -> Tensor:
     for mesh in meshes:
-        value = scattered(value, mesh)
+        value = functional.wait_tensor(REDUCE_SCATTER(value, "sum", mesh.size(), mesh.get_group().group_name))
     return value * 2
 
 

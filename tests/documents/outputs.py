@@ -396,14 +396,9 @@ def results(name: str) -> Any:
 
 
 def markdown(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    lines = [[title for title, _ in columns], ["---"] * len(columns)]
-    lines += [[cell(row) for _, cell in columns] for row in rows]
-    head, rule, *rest = lines
-    return "\n".join(["| " + " | ".join(head) + " |", "|" + "|".join(rule) + "|", *(_line(row) for row in rest)])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+    cells = [[title for title, _ in columns], *([cell(row) for _, cell in columns] for row in rows)]
+    head, *rest = (f"| {' | '.join(row)} |" for row in cells)
+    return "\n".join([head, "|" + "---|" * len(columns), *rest])
 
 
 def text(key: str) -> Callable[[Row], str]:

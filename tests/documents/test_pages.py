@@ -292,16 +292,15 @@ def test_every_policy_of_the_tutorial_loads_and_the_one_it_arrives_at_is_clean()
 FOUND = [shown for page in WITH_OUTPUTS for shown in blocks(page)]
 
 
-def _cases() -> list[object]:
-    return [
-        pytest.param(shown, id=str(shown), marks=[pytest.mark.slow] * (shown.words[0] in SLOW or TUNES in shown.text))
-        for shown in FOUND
-    ]
+CASES = [
+    pytest.param(shown, id=str(shown), marks=[pytest.mark.slow] * (shown.words[0] in SLOW or TUNES in shown.text))
+    for shown in FOUND
+]
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the pages show the figures of torch 2.13")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("shown", _cases())
+@pytest.mark.parametrize("shown", CASES)
 def test_a_page_shows_what_the_run_prints(shown: Shown):
     assert masked(shown, shown.text) == masked(shown, produce(shown)), "run scripts/update_docs_figures.py"
 

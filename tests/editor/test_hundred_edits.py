@@ -266,7 +266,7 @@ def edited(
     texts = [POLICIES[name], *islice(edits(POLICIES[name], others, readable, Random(name)), count)]
     if pause is None and len(name) % 2:
         texts = [text.replace("\n", "\r\n") for text in texts]
-    answers = answered(folder, graph, texts, pause)
+    answers = asyncio.run(answered(folder, graph, texts, pause))
     for version, (text, found) in enumerate(zip(texts, answers, strict=True), 1):
         said = asked(text, graph, monkeypatch, capsys)
         for mine, theirs in zip(found.diagnostics, said, strict=True):
@@ -307,12 +307,8 @@ class Answer:
         )
 
 
-def answered(folder: Path, graph: Path, texts: Sequence[str], pause: int | None) -> list[Answer]:
+async def answered(folder: Path, graph: Path, texts: Sequence[str], pause: int | None) -> list[Answer]:
     """What a server says of each text, one after the other in one open document."""
-    return asyncio.run(_answered(folder, graph, texts, pause))
-
-
-async def _answered(folder: Path, graph: Path, texts: Sequence[str], pause: int | None) -> list[Answer]:
     editor, found, document = await Editor.start(), list[Answer](), (folder / DOCUMENT).as_uri()
     waited_for = cycle([False] * (min(len(texts) // 2, _SELDOM) - 1) + [True])
     async with asyncio.timeout(_LONGEST + 5 * len(texts)):

@@ -26,7 +26,6 @@ from policylang.language.cancellation import check_cancelled
 from tests.editor.conftest import GRAPHS, weighed
 
 GRAPH = GRAPHS / "tutorial.graph"
-POLICY = "save mm\nsave flash_attention\n"
 
 
 class Session:

@@ -14,10 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 POLICIES = sorted((ROOT / "policies").glob("*.apl"))
 
 
-def kinds(text: str) -> list[tuple[object, str]]:
-    return [(kind, value) for kind, value in PolicyLexer().get_tokens(text) if value.strip()]
-
-
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.stem)
 def test_a_policy_is_told_whole(policy: Path) -> None:
     text = policy.read_text(encoding="utf-8")
@@ -58,7 +54,7 @@ def test_a_policy_is_told_whole(policy: Path) -> None:
     ],
 )
 def test_kinds(text: str, expected: list[object]) -> None:
-    assert [kind for kind, _ in kinds(text)] == expected
+    assert [kind for kind, value in PolicyLexer().get_tokens(text) if value.strip()] == expected
 
 
 def test_a_policy_looks_like_one_and_other_files_do_not() -> None:

@@ -330,11 +330,12 @@ class Reference:
             case "time_per_gib":
                 whole = self.facts.owners[row]
                 looks = self.facts.flags[whole] & Flag.VIEW
-                return None if looks or not self.facts.bytes[whole] else self.price(whole)
+                return (
+                    None
+                    if looks or not self.facts.bytes[whole]
+                    else self.seconds[whole] * 2**30 / self.facts.bytes[whole]
+                )
         raise AssertionError(compare)
-
-    def price(self, row: int) -> float:
-        return self.seconds[row] * 1024 * 1024 * 1024 / self.facts.bytes[row]
 
     def matches(self, row: int, match: s.Match) -> bool:
         wanted = match.op == "=="
@@ -602,14 +603,12 @@ class Reference:
             if facts.phases[row] == Phase.BACKWARD:
                 certain |= set(facts.inputs[row]) & values
         certain = self.closed(certain, lambda row: self.recomputes(decided, row))
-        reach = self.closed(set(certain), lambda row: row in decided and not self.keeps(decided, row))
+        left = {row for row, (action, _, _) in decided.items() if action is None}
+        reach = self.closed(set(certain), lambda row: row in left or self.recomputes(decided, row))
         return certain, reach - certain
 
     def recomputes(self, decided, row: int) -> bool:
         return row in decided and decided[row][0] is not None and decided[row][0].recomputes
-
-    def keeps(self, decided, row: int) -> bool:
-        return decided[row][0] is not None and not decided[row][0].recomputes
 
     def closed(self, rows: set[int], goes_on) -> set[int]:
         while True:

@@ -1,7 +1,5 @@
 """The planner: by hand, and against a slow reference for any graph and any policy."""
 
-from pathlib import Path
-
 import pytest
 from attrs import evolve
 from hypothesis import strategies as st
@@ -490,8 +488,6 @@ def test_what_is_undecided(path: Capabilities):
 
 
 # --- the same policy on the same graph is the same plan, in every process ---
-ROOT = Path(__file__).resolve().parents[2]
-
 _SCRIPT = """
 import sys
 

@@ -139,13 +139,10 @@ def test_the_models_own_checkpoint_keeps_its_tags_unless_overridden_and_is_count
     assert (len(outcome.matched), len(outcome.decided), outcome.kept_by_user) == (1_933, 10, 1_923)
     assert all(rule.decided == () for rule in made.rules[:-1])
     warned = [found.message for found in made.diagnostics]
-    assert f"`recompute everything in block` decides nothing: {own_checkpoint(5_859)}" in warned
+    tagged = "the model's own checkpoint has tagged all 5,859 nodes it matches"
+    assert f"`recompute everything in block` decides nothing: {tagged}" in warned
     made = planned(f"include <llama3_sac>\noverride {FSDP}", tagged=True)
     assert len(made.rules[-1].decided) == 1_933
-
-
-def own_checkpoint(nodes: int) -> str:
-    return f"the model's own checkpoint has tagged all {nodes:,} nodes it matches"
 
 
 def test_an_expectation_holds_at_the_figure_and_fails_a_byte_below() -> None:

@@ -551,7 +551,7 @@ def block_of(node) -> str:
     return "" if at is None or at + 1 == len(parts) else ".".join(parts[: at + 2])
 
 
-KIB, GIB = 2**10, 2**30
+GIB = 2**30
 TEXT = (policies_folder() / "memory_staged.apl").read_text(encoding="utf-8")
 STAGED = "optional save everything where crosses cut per 2 GiB"
 

@@ -33,7 +33,7 @@ def assert_facts_hold(
         ours, theirs = list(getattr(planned, column)), list(getattr(found, column))
         differ = [row for row, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other]
         assert not differ, (column, [(found.names[row], ours[row], theirs[row]) for row in differ[:5]])
-    ranks, others = ([_ranks(each.groups, name) for name in each.group_names] for each in (planned, found))
+    ranks, others = ([name and each.groups[name].ranks for name in each.group_names] for each in (planned, found))
     assert ranks == others
     arguments = [[_arguments(facts, row) for row in range(len(facts))] for facts in (planned, found)]
     differ = [row for row, (one, other) in enumerate(zip(*arguments, strict=True)) if one != other]
@@ -43,7 +43,3 @@ def assert_facts_hold(
 def _arguments(facts: Facts, row: int) -> tuple[Any, ...]:
     """With the name of a group, which a plan cannot know yet, left out."""
     return facts.arguments[row][:-1] if facts.group_names[row] else facts.arguments[row]
-
-
-def _ranks(groups: dict[str, Group], name: str) -> tuple[int, ...]:
-    return groups[name].ranks if name else ()

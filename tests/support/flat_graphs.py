@@ -22,7 +22,8 @@ class Flat(NamedTuple):
 
     def fresh(self) -> Flat:
         """A copy that may be changed and run on its own: the graph and the tensors."""
-        return Flat(copy_graph(self.gm), [copy_tensor(value) for value in self.inputs])
+        inputs = [value.detach().clone().requires_grad_(value.requires_grad) for value in self.inputs]
+        return Flat(copy_graph(self.gm), inputs)
 
     def run(self, seed: int = 7) -> list[Tensor]:
         """Loss and gradients, from the same random numbers each time."""
@@ -39,10 +40,6 @@ def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
     for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
         new.meta = copy.copy(old.meta)
     return result
-
-
-def copy_tensor(value: Tensor) -> Tensor:
-    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def flat_graph(example: Example, tracing_mode: str = "fake") -> Flat:

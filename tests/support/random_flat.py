@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._functorch._aot_autograd import descriptors
 from torch._subclasses import FakeTensorMode
 
@@ -209,7 +209,3 @@ class _FlatBuilder(_Builder):
         else:
             found = self._call(aten.addcmul.default, gradient, a, self._pick(self.forward_values))
         self.backward_values.append(found)
-
-
-def equal(left: Tensor, right: Tensor) -> bool:
-    return torch.equal(left.nan_to_num(), right.nan_to_num())

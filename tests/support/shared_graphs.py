@@ -17,7 +17,6 @@ FOLDER = Path(__file__).parent.parent / "data"
 ONE_DEVICE = "llama3_8b_one_device_joint"
 JOINT = "llama3_8b_dp16_tp8_joint"
 BACKWARD = "llama3_8b_dp16_tp8_backward"
-NAMES = (ONE_DEVICE, JOINT, BACKWARD)
 
 
 @cache

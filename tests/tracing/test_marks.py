@@ -27,13 +27,9 @@ from tests.tracing.test_against_eager import Net, calls, eager_step, loss_of, me
 aten = torch.ops.aten
 
 
-def phases_of(step: TracedStep) -> list[str | None]:
-    return [phase(node) for node in step.gm.graph.nodes if node.op == "call_function"]
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2", "resnet", "flex", "shared_parameters"])
 def test_forward_then_backward_then_epilogue(name: str) -> None:
-    found = phases_of(trace(ZOO[name]()))
+    found = [phase(node) for node in trace(ZOO[name]()).gm.graph.nodes if node.op == "call_function"]
     order = [marks.FORWARD, marks.BACKWARD, marks.EPILOGUE]
     assert None not in found
     assert found == sorted(found, key=order.index)

@@ -140,26 +140,18 @@ def fates(report: Report) -> dict[str, str]:
     return {name: decision.action for name, decision in report.decisions.items()}
 
 
-def own_in_place(by: PolicyBackend) -> nn.Module:
-    return each_block(Own(twin(models.mlp().module)), by)
+OWN: dict[str, Way] = {
+    "each block in place": lambda model, by: each_block(Own(model), by),
+    "each block, then checkpoints": lambda model, by: Own(each_wrapped(model, by)),
+    "the model": lambda model, by: whole(Own(model), by),
+    "checkpoints, then each block": lambda model, by: each_wrapped(Own(model), by),
+}
 
 
-def own_wrapped(by: PolicyBackend) -> nn.Module:
-    return Own(each_wrapped(twin(models.mlp().module), by))
-
-
-def own_whole(by: PolicyBackend) -> nn.Module:
-    return whole(Own(twin(models.mlp().module)), by)
-
-
-def own_wrapped_later(by: PolicyBackend) -> nn.Module:
-    return each_wrapped(Own(twin(models.mlp().module)), by)
-
-
-@pytest.mark.parametrize("make", [own_in_place, own_wrapped, own_whole, own_wrapped_later])
-def test_checkpoints_of_the_users_own(make: Callable[[PolicyBackend], nn.Module]) -> None:
+@pytest.mark.parametrize("way", OWN.values(), ids=OWN)
+def test_checkpoints_of_the_users_own(way: Way) -> None:
     run = backward_of(loss_of(models.mlp()))
-    model = make(backend())
+    model = way(twin(models.mlp().module), backend())
     assert differences(train(twin(models.mlp().module), run), train(model, run)) == []
     report = policylang.report(model)
     assert all(rule.matched for rule in report.rules)
@@ -385,7 +377,7 @@ def test_what_dynamo_does_not_compile_any_more_is_said() -> None:
             assert differences(expected, train(around, run)) == []
         torch.compiler.reset()
         with pytest.raises(PolicyGraphError, match=r"did not compile one of 3 blocks, `layers.0` .*ran it in eager"):
-            run(own_in_place(backend()), 0)
+            run(each_block(Own(twin(models.mlp().module)), backend()), 0)
 
 
 # --- compilers without the policy, around and inside a checkpoint: refused by name ------------------------------------

@@ -38,12 +38,8 @@ Step = Callable[[nn.Module], Tensor]
 Made = tuple[nn.Module, Step, tuple[Tensor, ...]]
 
 
-def example_step(example: models.Example, module: nn.Module) -> Tensor:
-    return example.loss_fn(module(*example.inputs))
-
-
 def of_example(example: models.Example) -> Made:
-    return example.module, partial(example_step, example), example.inputs
+    return example.module, lambda module: example.loss_fn(module(*example.inputs)), example.inputs
 
 
 def hugging_face(config: str, model: str, image: int = 0, **settings: Any) -> Made:

@@ -50,7 +50,6 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 # --- random edits of random graphs ----------------------------------------------------------------------------------
 ELEMENTS = 24
 PAIR = Group("pair", (0, 1), 2)
-SHAPES = ((4, 6), (6, 4), (24,), (2, 12))
 
 
 class Random:
