@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +15,7 @@ from policylang.api.apply import TracedStep, trace_step
 from policylang.api.tune import device_in_policy, loaded, needing_the_solver, read_or_raise, tuned_policy
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
 from policylang.graph.collect import collect
-from policylang.graph.facts import Facts, Phase
+from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import format_quantity
@@ -30,9 +28,11 @@ from policylang.tracing.repeated_layers import (
     Repetition,
     alike,
     calls_of,
+    difference,
     outer_lists,
     repeated,
     shortened,
+    with_all_units,
 )
 from policylang.tracing.step import problem
 from policylang.tracing.target_device import TargetDevice, target_device
@@ -251,68 +251,77 @@ def _neighbours(subject: Subject, sizes: StepSizes, cluster: Cluster) -> Iterato
 # --- the same step at other sizes -----------------------------------------------------------------------------------
 
 
+_NODES = ("names", "ops", "targets", "inputs", "phases", "modules", "input_names")
+
+
 class _Traced:
-    """Traces a step with all its layers, or a deep one as few of them prove it to be, and for other sizes with as many
-    layers as differ from each other."""
+    """Traces a step with all its layers, or with few of them where these are proven to give the facts of all."""
 
     def __init__(self, subject: Subject, device: TargetDevice, path: PathName, progress: Progress) -> None:
         self.subject, self.device, self.progress = subject, device, progress
         self.path: Literal["eager"] | None = "eager" if path == "eager" else None
         self.as_compiled = ""
-        self.full: Facts | None = None
-        self.lists: dict[str, int] = {}
         self.blocks: list[str] = []
-        self.kept: dict[str, int] = {}
         self.shards = True
 
     def at(self, sizes: StepSizes) -> Facts:
         self.progress(f"tracing {self.subject.name}")
-        self.full = found = self._all(sizes)
-        for path, length in self.lists.items():
-            if (few := _layers_needed(found, path, length)) < length:
-                self.kept[path] = few
-        return found
+        self._asked, self._found = sizes, self._all(sizes)
+        self._full = self._found.whole()
+        return self._full
 
     def near(self, sizes: StepSizes) -> Facts:
-        assert self.full is not None
-        if self.kept:
-            parts = self.subject.make(sizes)
-            assert isinstance(parts, Parts)
-            for path, few in self.kept.items():
-                layers = parts.model.get_submodule(path)
-                assert isinstance(layers, nn.ModuleList)
-                parts.model.set_submodule(path, layers[:few])
-            if (found := resized(self.full, self._traced(parts, sizes), self.lists, self.kept)) is not None:
-                return found
-        return self._all(sizes)
+        """At other sizes, few layers are traced where they are proven to be enough at the asked ones, and have the same
+        nodes here."""
+        if lists := self._lists:
+            made = with_all_units(self._few(sizes, lists), lists)
+            if isinstance(made, Facts) and all(list(getattr(made, n)) == list(getattr(self._full, n)) for n in _NODES):
+                return made
+        return self._all(sizes).whole()
 
-    def _all(self, sizes: StepSizes) -> Facts:
+    @cached_property
+    def _lists(self) -> Mapping[Repeated, int]:
+        """The lists of layers of which few are enough."""
+        if self._found.lists or not self._alike:
+            return self._found.lists
+        made = with_all_units(self._few(self._asked, self._alike), self._alike)
+        return self._alike if isinstance(made, Facts) and difference(made, self._full) is None else {}
+
+    def _all(self, sizes: StepSizes) -> Repetition:
         parts = self.subject.make(sizes)
         if isinstance(parts, TracedStep):
-            self.shards = False
+            self.shards, self._alike = False, dict[Repeated, int]()
             if sizes.ranks > 1:
                 message = f"`{self.subject.name}` returns a step that is traced already, which cannot be sharded"
                 raise problem(SIZES, message, help="return `model, loss_fn, *batch`, or leave out the ranks")
-            return collect(parts.gm)
+            return Repetition(collect(parts.gm), {})
         lists = outer_lists(parts.model)
-        self.lists = {path: len(each) for path, each in lists.items()}
         nested = {path for path, each in lists.items() if isinstance(each[0], nn.ModuleList)}
         inner = "(each for part in model.{} for each in part)"
         self.blocks = [inner.format(path) if path in nested else f"model.{path}" for path in lists]
-        if max(self.lists.values(), default=0) >= _DEEP and all(each.is_meta for each in parts.model.parameters()):
-            runs = {run: units for run, units in alike(parts.model).items() if run.period * units >= _DEEP}
-            if runs and (calls := _calls(parts)) is not None:
-                found = repeated(partial(self._few, sizes, runs), runs, calls)
-                if isinstance(found, Repetition):
-                    return found.whole()
-        return self._traced(parts, sizes)
+        self._alike = alike(parts.model)
+        deep = {run: units for run, units in self._alike.items() if run.period * units >= _DEEP}
+        if deep and all(each.is_meta for each in parts.model.parameters()) and (calls := _calls(parts)) is not None:
+            found = repeated(partial(self._with_calls, sizes, deep), deep, calls)
+            if isinstance(found, Repetition):
+                return found
+        return Repetition(self._traced(parts, sizes), {})
 
-    def _few(self, sizes: StepSizes, lists: Mapping[Repeated, int], units: Mapping[str, int]) -> tuple[Facts, Calls]:
+    def _with_calls(
+        self, sizes: StepSizes, lists: Mapping[Repeated, int], units: Mapping[str, int]
+    ) -> tuple[Facts, Calls]:
+        parts = self._shortened(sizes, lists, units)
+        calls = _calls(parts) or Calls()
+        return self._traced(parts, sizes), calls
+
+    def _few(self, sizes: StepSizes, lists: Mapping[Repeated, int]) -> Facts:
+        return self._traced(self._shortened(sizes, lists, {run.path: run.units for run in lists}), sizes)
+
+    def _shortened(self, sizes: StepSizes, lists: Mapping[Repeated, int], units: Mapping[str, int]) -> Parts:
         parts = self.subject.make(sizes)
         assert isinstance(parts, Parts)
         shortened(parts.model, lists, units)
-        calls = _calls(parts) or Calls()
-        return self._traced(parts, sizes), calls
+        return parts
 
     def _traced(self, parts: Parts, sizes: StepSizes) -> Facts:
         with sharded(parts, sizes, self.device.kind) as ready:
@@ -335,72 +344,3 @@ def _calls(parts: Parts) -> Calls | None:
         return calls_of(lambda: parts.loss_fn(parts.model, *parts.batch))
     except Exception:
         return None
-
-
-def _places(facts: Facts, lists: Sequence[str]) -> list[tuple[str, int, str]]:
-    """The list of layers, the layer and the rest of the path of each node. What autograd adds up has no module: it
-    belongs to the layer before it."""
-    form = re.compile(rf"({'|'.join(map(re.escape, lists))})\.(\d+)(\..*)?") if lists else None
-    found, last = [], ("", 0, "")
-    for row in range(len(facts)):
-        path = facts.modules[row] or facts.input_names[row]
-        if path or facts.phases[row] != Phase.BACKWARD:
-            matched = form.fullmatch(path) if form else None
-            last = (matched[1], int(matched[2]), matched[3] or "") if matched else ("", 0, path)
-            found.append(last)
-        else:
-            found.append((*last[:2], "?"))
-    return found
-
-
-def _forms(facts: Facts, lists: Sequence[str]) -> dict[tuple[str, int], tuple[list[Any], list[Any]]]:
-    """The operators of each layer, in the forward and in the backward: layers that have the same are alike."""
-    found: dict[tuple[str, int], tuple[list[Any], list[Any]]] = {}
-    for row, (path, layer, rest) in enumerate(_places(facts, lists)):
-        if path and facts.ops[row] == "call_function":
-            sides = found.setdefault((path, layer), ([], []))
-            sides[facts.phases[row] == Phase.BACKWARD].append((facts.targets[row], rest))
-    return found
-
-
-def _layers_needed(facts: Facts, path: str, length: int) -> int:
-    """The first so many layers have one of each kind, the one before the last among them, and end as the list does."""
-    forms = _forms(facts, [path])
-    layers = [forms.get((path, number), ([], [])) for number in range(length)]
-    first = 1 + max(layers.index(each) for each in layers[:-1])
-    return next((few for few in range(first + 1, length) if layers[few - 1][0] == layers[-1][0]), length)
-
-
-_SIZED = ("bytes", "numel", "shapes", "strides", "flops", "data_sizes", "group_names")
-
-
-def resized(full: Facts, small: Facts, lists: Mapping[str, int], kept: Mapping[str, int]) -> Facts | None:
-    """The facts of a step at other sizes: each node with the sizes of its like in a step of fewer layers. None where
-    the two are not alike."""
-    ours, theirs = _forms(full, list(lists)), _forms(small, list(lists))
-    like: dict[tuple[str, int], int] = {}
-    for (path, layer), form in ours.items():
-        few, length = kept.get(path, lists[path]), lists[path]
-        alike = [few - 1] if layer == length - 1 else [layer] if layer < few - 1 else range(few - 1)
-        at = next((each for each in alike if theirs.get((path, each)) == form), None)
-        if at is None:
-            return None
-        like[path, layer] = at
-
-    def keys(facts: Facts, layer_of: Callable[[str, int], int]) -> Iterator[tuple[Any, ...]]:
-        met: Counter[Any] = Counter()
-        for row, (path, layer, rest) in enumerate(_places(facts, list(lists))):
-            own = path, layer, rest, facts.ops[row], facts.targets[row], facts.phases[row]
-            yield path, layer_of(path, layer) if path else 0, *own[2:], met[own]
-            met[own] += 1
-
-    rows = {key: row for row, key in enumerate(keys(small, lambda _path, layer: layer))}
-    sources = [rows.get(key) for key in keys(full, lambda path, layer: like.get((path, layer), 0))]
-    outside = {row for (path, *_), row in rows.items() if not path}
-    if None in sources or not outside.issubset(sources):
-        return None
-    columns = {name: getattr(small, name) for name in _SIZED}
-    sized: dict[str, Any] = {
-        name: [column[row] for row in sources] if column else () for name, column in columns.items()
-    }
-    return evolve(full, **sized, groups=small.groups, meshes=small.meshes)

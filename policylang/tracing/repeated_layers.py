@@ -71,11 +71,8 @@ class Repetition:
     """For each list, as it is traced, the units of the whole model."""
 
     def whole(self) -> Facts:
-        found = self.few
-        for run, units in self.lists.items():
-            made = with_units(found, run, units)
-            assert isinstance(made, Facts), made
-            found = made
+        found = with_all_units(self.few, self.lists)
+        assert isinstance(found, Facts), found
         return found
 
 
@@ -110,6 +107,16 @@ def _repeated(traced: Traced, lists: Mapping[Repeated, int], whole: Calls) -> Re
         if expected[call] != whole[call]:
             return Unlike(f"the model calls `{call[0]}` {whole[call]} times, and not {expected[call]}, with {call[1]}")
     return Repetition(few, lists)
+
+
+def with_all_units(facts: Facts, lists: Mapping[Repeated, int]) -> Facts | Unlike:
+    """:func:`with_units` of each list in turn."""
+    for run, units in lists.items():
+        made = with_units(facts, run, units)
+        if isinstance(made, Unlike):
+            return made
+        facts = made
+    return facts
 
 
 class _Counted(DispatchMode):
