@@ -613,22 +613,6 @@ def test_the_gathered_weight_of_the_forward_dies_there() -> None:
 
 
 @pytest.mark.usefixtures("many")
-def test_reshard_never_keeps_the_gathered_weight() -> None:
-    """TorchTitan's full recomputation ignores that setting; here the later line decides."""
-    step = apply_reshard(traced_sharded(), KEEP)
-    forward, again = gathers_of_line(step.gm)
-    assert (len(forward), len(again)) == (WEIGHTS, 0)
-    assert len(step.report.recomputed) > 0
-
-
-@pytest.mark.usefixtures("many")
-def test_a_model_that_is_not_sharded_says_so() -> None:
-    step = trace_step(nn.Linear(4, 4), loss, torch.ones(2, 4))
-    with pytest.raises(policylang.PolicyMatchError, match="matches nothing in this graph"):
-        apply_reshard(step, RESHARD)
-
-
-@pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("name", ["fsdp", "fsdp_reshard_always", "fsdp_reshard_never"])
 @pytest.mark.parametrize(
     ("before", "needed"), [("", AGAIN), ("recompute everything in block\n", WEIGHTS), ("undecided -> save\n", AGAIN)]

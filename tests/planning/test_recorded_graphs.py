@@ -189,15 +189,6 @@ def test_the_three_sentences_on_a_llama():
     assert set(again) <= set(every_second.decided)
 
 
-def test_a_rule_for_another_models_names_is_told_what_this_one_has():
-    policy = parse_policy("recompute everything in block; save mm in encoder.*.attention").policy
-    (found,) = plan(policy, facts_of_model("llama"), LIKE_JOINT).diagnostics
-    assert found.code == "APL301"
-    assert found.message == "`save mm in encoder.*.attention` matches nothing in this graph"
-    assert found.details[0] == "mm: 15 nodes"
-    assert found.details[1].startswith("in encoder.*.attention: 0 of them; nearest module paths: model.model.layers.0")
-
-
 def graph(*inputs: str, needed: bool = True) -> Facts:
     """A gather of each input, and what is made of all of them and read by the backward."""
     lines = []

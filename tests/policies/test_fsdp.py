@@ -146,20 +146,6 @@ def test_each_weight_is_kept_once_whatever_stands_before(kind, before):
     assert report.audit.agrees
 
 
-@pytest.mark.parametrize("name", ["fsdp_reshard_always", "fsdp_reshard_never"])
-def test_the_models_own_checkpoint_keeps_its_tags_elsewhere(name):
-    joint = captured(Checkpointed)
-    weights, _ = made_of_weights(joint.gm)
-    own = {node.name: node.meta["recompute"] for node in joint.gm.graph.nodes if "recompute" in node.meta}
-    assert weights <= own.keys()
-    assert own.keys() - weights
-    joint.halves(policylang.parse(f"include <{name}>"))
-    tags = {node.name: node.meta["recompute"] for node in joint.gm.graph.nodes if "recompute" in node.meta}
-    left, before = ({name: each[name] for name in each.keys() - weights} for each in (tags, own))
-    assert left == before
-    assert {tags[name].name for name in weights} <= {"MUST_RECOMPUTE", "MUST_SAVE"}
-
-
 @pytest.mark.parametrize(
     ("name", "rule"), [("fsdp", "must_recompute fsdp_line"), ("fsdp_reshard_never", "save fsdp_weight")]
 )

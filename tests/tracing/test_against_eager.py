@@ -297,29 +297,6 @@ def test_dropout_of_a_permuted_tensor_draws_what_eager_draws(policy: str | None)
     assert all(torch.equal(gradients[name], each.grad) for name, each in model.named_parameters())
 
 
-LARGER = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "counter", "flex")]
-
-
-@pytest.mark.parametrize("name", ["gpt2", "resnet", *LARGER])
-def test_two_training_steps_are_bitwise_the_same_with_and_without_a_policy(name: str) -> None:
-    example = ZOO[name]()
-    plain_model, model = example.module, twin(example.module)
-    plain = trace(example)
-    step = trace_step(model, loss_of(example), *example.inputs)
-    assert step.apply(policylang.parse("recompute everything; optional save matmul")) is step
-    assert step.report.recomputed
-    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3) for each in (plain_model, model)]
-    for seed in (1, 2):
-        for each, traced, optimizer in zip((plain_model, model), (plain, step), optimizers, strict=True):
-            torch.manual_seed(seed)
-            _, gradients = traced(*example.inputs)
-            for parameter_name, parameter in each.named_parameters():
-                parameter.grad = gradients.get(parameter_name)
-            optimizer.step()
-    for (key, value), expected in zip(model.state_dict().items(), plain_model.state_dict().values(), strict=True):
-        assert torch.equal(value, expected), key
-
-
 def test_a_policy_file_and_its_report(tmp_path: Path) -> None:
     path = tmp_path / "second.apl"
     path.write_text("policy second\nundecided -> save\nrecompute relu\n")
@@ -332,16 +309,6 @@ def test_a_policy_file_and_its_report(tmp_path: Path) -> None:
     assert step.report.recomputed.names == ("relu",)
     assert str(policylang.report(step)) == str(step.report)
     assert f"{path.name}:3" in str(step.report)
-
-
-def test_a_policy_that_does_not_fit_leaves_the_step_as_it_was() -> None:
-    model, x = net()
-    step = trace_step(model, mean_square, x)
-    nodes = [node.name for node in step.gm.graph.nodes]
-    with pytest.raises(policylang.PolicyMatchError):
-        step.apply(policylang.parse("save attention"))
-    assert [node.name for node in step.gm.graph.nodes] == nodes
-    step(x)
 
 
 def test_blocks_and_module_paths_are_those_of_the_model() -> None:
