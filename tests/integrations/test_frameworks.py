@@ -5,6 +5,7 @@ Each where it installs (the extra ``frameworks``). To the bit: losses, gradients
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,32 +108,7 @@ def test_an_adapter_that_is_saved_loaded_and_merged_for_good(peft: Any, way: str
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @BOTH
 def test_accelerate(way: str, precision: str) -> None:
-    accelerate = pytest.importorskip("accelerate")
-
-    def loop(model: nn.Module) -> list[Tensor]:
-        accelerate.state.AcceleratorState._reset_state(True)
-        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
-        loader = torch.utils.data.DataLoader(frameworks.batches(6), batch_size=None)
-        model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-        losses = []
-        for tokens in loader:
-            with accelerator.accumulate(model):
-                loss = frameworks.causal_loss(model, tokens)
-                accelerator.backward(loss)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-            losses.append(loss.detach())
-        return losses
-
-    try:
-        frameworks.check(frameworks.llama, loop, way)
-    finally:
-        accelerate.state.AcceleratorState._reset_state(True)
+    frameworks.check(frameworks.llama, partial(frameworks.accelerated, precision=precision), way)
 
 
 @pytest.fixture

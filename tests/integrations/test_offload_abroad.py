@@ -47,34 +47,6 @@ def the_switch(model: Any, text: str) -> nn.Module:
     return model
 
 
-def accelerated(model: nn.Module, _: Path) -> list[Tensor]:
-    accelerate = pytest.importorskip("accelerate")
-    accelerate.state.AcceleratorState._reset_state(True)
-    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
-    losses = []
-    for tokens in frameworks.batches(4):
-        with accelerator.accumulate(model):
-            loss = frameworks.causal_loss(model, tokens)
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.detach())
-    accelerate.state.AcceleratorState._reset_state(True)
-    return losses
-
-
-def by_the_trainer(model: Any, folder: Path) -> list[Tensor]:
-    pytest.importorskip("accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 3, "logging_steps": 1}
-    arguments = TrainingArguments(str(folder), use_cpu=True, report_to=[], save_strategy="no", **options)
-    trainer = Trainer(model, arguments, train_dataset=frameworks.rows(6))
-    trainer.train()
-    return [torch.tensor(each["loss"]) for each in trainer.state.log_history if "loss" in each]
-
-
 def by_lightning(model: nn.Module, folder: Path) -> list[Tensor]:
     pytest.importorskip("lightning")
     import lightning.pytorch as library
@@ -123,7 +95,7 @@ def by_sft(model: Any, folder: Path, **settings: Any) -> list[Tensor]:
         processing_class=frameworks.tokenizer(),
     )
     trainer.train()
-    return [torch.tensor(each["loss"]) for each in trainer.state.log_history if "loss" in each]
+    return frameworks.losses_of(trainer)
 
 
 def by_grpo(model: Any, folder: Path, **settings: Any) -> list[Tensor]:
@@ -138,13 +110,17 @@ def by_grpo(model: Any, folder: Path, **settings: Any) -> list[Tensor]:
 
     trainer = trl.GRPOTrainer(model, reward, arguments, train_dataset=data, processing_class=frameworks.tokenizer())
     trainer.train()
-    return [torch.tensor(each["loss"]) for each in trainer.state.log_history if "loss" in each]
+    return frameworks.losses_of(trainer)
 
 
 LOOPS: dict[str, Callable[[Any, Path], list[Tensor]]] = {
-    "by hand": lambda model, _: frameworks.by_hand(model), "Accelerate": accelerated, "Trainer": by_the_trainer,
-    "Lightning": by_lightning, "TRL SFT": by_sft, "TRL GRPO": by_grpo,
-}  # fmt: skip
+    "by hand": lambda model, _: frameworks.by_hand(model),
+    "Accelerate": lambda model, _: frameworks.accelerated(model),
+    "Trainer": partial(frameworks.by_the_trainer, gradient_accumulation_steps=2),
+    "Lightning": by_lightning,
+    "TRL SFT": by_sft,
+    "TRL GRPO": by_grpo,
+}
 
 
 @pytest.mark.slow

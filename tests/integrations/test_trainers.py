@@ -1,6 +1,7 @@
 """Trainers under a policy: that of Transformers and those of TRL, each where it installs. To the bit."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,32 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import policylang
-from tests.support.frameworks import POLICY, WAYS, Trained, check, differences, llama, rows, sentence, tokenizer
+from tests.support import frameworks
+from tests.support.frameworks import POLICY, QUIET, WAYS, Trained, check, differences, llama, rows, sentence, tokenizer
 
 pytest.importorskip("accelerate", reason="the Trainer of transformers needs it")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("error::policylang.errors.PolicyWarning")]
 
 BOTH = pytest.mark.parametrize("way", list(WAYS))
-QUIET: dict[str, Any] = {
-    "max_steps": 4, "per_device_train_batch_size": 2, "logging_steps": 1, "use_cpu": True, "report_to": "none",
-    "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-2,
-}  # fmt: skip
-
-
-def _losses(trainer: Any) -> list[Tensor]:
-    return [torch.tensor(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-
-
-def _loop(folder: Path, **settings: Any) -> Callable[[nn.Module], list[Tensor]]:
-    def loop(model: nn.Module) -> list[Tensor]:
-        from transformers import Trainer, TrainingArguments
-
-        trainer = Trainer(model, TrainingArguments(str(folder), **QUIET | settings), train_dataset=rows(16))
-        trainer.train()
-        return _losses(trainer)
-
-    return loop
 
 
 @pytest.mark.parametrize(
@@ -50,7 +33,7 @@ def _loop(folder: Path, **settings: Any) -> Callable[[nn.Module], list[Tensor]]:
 )
 @BOTH
 def test_the_trainer(settings: dict[str, Any], way: str, tmp_path: Path) -> None:
-    check(llama, _loop(tmp_path, **settings), way)
+    check(llama, partial(frameworks.by_the_trainer, folder=tmp_path, **settings), way)
 
 
 @BOTH
@@ -67,7 +50,7 @@ def test_the_trainer_goes_on_where_it_stopped(way: str, tmp_path: Path) -> None:
             trainer(change(llama()), 2).train()
             second = trainer(model, 4)
             second.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-            return _losses(second)
+            return frameworks.losses_of(second)
 
         return Trained.by(both_halves, change(llama()))
 
@@ -104,7 +87,7 @@ def test_supervised_fine_tuning(trl: Any, adapters: bool, way: str, tmp_path: Pa
         settings = trl.SFTConfig(str(tmp_path), **QUIET | OURS, max_length=16)
         trainer = trl.SFTTrainer(model, args=settings, train_dataset=data, processing_class=tokenizer())
         trainer.train()
-        return _losses(trainer)
+        return frameworks.losses_of(trainer)
 
     check(make, loop, way)
 
@@ -126,7 +109,7 @@ def test_preferences(trl: Any, way: str, tmp_path: Path) -> None:
         given = {"args": settings, "train_dataset": data, "processing_class": tokenizer()}
         trainer = trl.DPOTrainer(model, ref_model=llama(), **given)
         trainer.train()
-        return _losses(trainer)
+        return frameworks.losses_of(trainer)
 
     check(llama, loop, way)
 
@@ -141,7 +124,7 @@ def test_the_trainer_over_our_compiler(inside: str | None, tmp_path: Path) -> No
         if inside is not None and backend != "aot_eager":
             model = WAYS[inside](model)
         model.compile(backend=backend)
-        return Trained.by(_loop(tmp_path), model), model
+        return Trained.by(partial(frameworks.by_the_trainer, folder=tmp_path), model), model
 
     expected, _ = compiled("aot_eager")
     found, model = compiled(policylang.backend(POLICY, inner="aot_eager"))
@@ -154,7 +137,7 @@ def test_the_trainer_over_our_compiler(inside: str | None, tmp_path: Path) -> No
 def test_the_trainer_takes_no_name_of_a_compiler_that_it_does_not_know(tmp_path: Path) -> None:
     """What the documentation says of it."""
     with pytest.raises(ValueError, match="not a valid DynamoBackend"):
-        _loop(tmp_path, torch_compile=True, torch_compile_backend="policylang")(llama())
+        frameworks.by_the_trainer(llama(), tmp_path, torch_compile=True, torch_compile_backend="policylang")
 
 
 def test_the_trainer_over_blocks_that_are_compiled(tmp_path: Path) -> None:
@@ -165,4 +148,9 @@ def test_the_trainer_over_blocks_that_are_compiled(tmp_path: Path) -> None:
             block.compile(backend=backend)
         return model
 
-    check(lambda: llama(attention_dropout=0.0), _loop(tmp_path), blocks_compiled, blocks=0)
+    check(
+        lambda: llama(attention_dropout=0.0),
+        partial(frameworks.by_the_trainer, folder=tmp_path),
+        blocks_compiled,
+        blocks=0,
+    )

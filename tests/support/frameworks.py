@@ -7,8 +7,10 @@ and all weights and buffers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from attrs import frozen
 from torch import Tensor, nn
@@ -80,6 +82,52 @@ def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, st
             losses.append(loss.detach())
         optimizer.step()
     return losses
+
+
+def accelerated(model: nn.Module, precision: str = "no") -> list[Tensor]:
+    """Accelerate's: a step is two batches."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer)
+    loader = torch.utils.data.DataLoader(batches(6), batch_size=None)
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    losses = []
+    try:
+        for tokens in loader:
+            with accelerator.accumulate(model):
+                loss = causal_loss(model, tokens)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            losses.append(loss.detach())
+    finally:
+        accelerate.state.AcceleratorState._reset_state(True)
+    return losses
+
+
+QUIET: dict[str, Any] = {
+    "max_steps": 4, "per_device_train_batch_size": 2, "logging_steps": 1, "use_cpu": True, "report_to": "none",
+    "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-2,
+}  # fmt: skip
+
+
+def by_the_trainer(model: nn.Module, folder: Path, **settings: Any) -> list[Tensor]:
+    """That of Transformers."""
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    trainer = Trainer(model, TrainingArguments(str(folder), **QUIET | settings), train_dataset=rows(16))
+    trainer.train()
+    return losses_of(trainer)
+
+
+def losses_of(trainer: Any) -> list[Tensor]:
+    return [torch.tensor(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
 
 
 def own_checkpoints(model: nn.Module) -> nn.Module:
