@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from weakref import ref
@@ -156,8 +155,10 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-version: Callable[[torch.Tensor], int] = attrgetter("_version")
-"""The version counter of a tensor: the number of writes to its memory."""
+def version(tensor: torch.Tensor) -> int:
+    """The version counter of a tensor: the number of writes to its memory; 0 of one that is made in inference mode, for
+    which torch counts none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 _OF_FUNCTIONS = {f"torch._higher_order_ops.{name}": f"torch.{name}" for name in ("cond", "map", "scan")}

@@ -183,6 +183,7 @@ STATES |= {
     "declared operator": lambda s, h: h * torch.ops.policylang_tests.bump_declared(h.detach(), s.mean).clone(),
     "generator": lambda s, h: h * torch.rand(W, generator=s.generator),
     "python's generator": lambda s, h: h.sin() if random.random() < 0.5 else h * random.random(),
+    "inference mode": lambda s, h: h + torch.inference_mode()(lambda: h.detach().exp())(),
     "written to behind it": lambda s, h: (h * s.mean, s.mean.add_(1))[0],  # an error of autograd's own
     "kept by autograd": lambda s, h: (s.mean.add_(1), h * s.mean)[1],  # and this where two forwards come first
     "own data": lambda s, h: (s.mean.data.mul_(0.9), h * s.mean.clone())[1],
