@@ -123,7 +123,8 @@ def _ended(options: argparse.Namespace) -> int:
         from policylang.commands.inputs import refuse
 
         taken = getattr(options, "taken", None)
-        return refuse(error.diagnostics if taken is None else taken.placed(error.diagnostics))
+        found = error.diagnostics if taken is None else taken.placed(error.diagnostics)
+        return refuse(found, getattr(options, "output_format", "text"))
     except Exception as error:
         # Python's, a device's, or that of torch's allocator on the CPU, which has no class of its own
         lacks = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

@@ -87,7 +87,6 @@ def fit(options: argparse.Namespace) -> Exit:
 
     if options.output and Path(options.output).suffix != ".apl":
         raise UsageError(f"`{options.output}` is no policy's name", "end it with `.apl`")
-    as_json = options.output_format == "json"
     try:
         device = device_of(options.device)
         if device is None:
@@ -109,12 +108,12 @@ def fit(options: argparse.Namespace) -> Exit:
             found = fit(subject, sizes, cluster, graph, beside=not options.alone, progress=progress)
     except UsersCodeError as failed:
         if isinstance(failed.error, PolicyError):
-            return _refused(failed.error, as_json)
+            return _refused(failed.error, options.output_format)
         return show(failed, "fit", options.subject, "the function is called with `seq` and `batch`, if it takes them")
     except PolicyError as error:
-        return _refused(error, as_json)
+        return _refused(error, options.output_format)
     files = _written(options.output, found.policy, found.facts) if options.output and found.policy else ()
-    if as_json:
+    if options.output_format == "json":
         say(_json(subject, cluster, found, options.output, files), "json")
     else:
         say("\n\n".join(_text(subject, cluster, found, options.output)))
@@ -123,11 +122,8 @@ def fit(options: argparse.Namespace) -> Exit:
     return Exit.CLEAN if found.policy else Exit.DIAGNOSTICS
 
 
-def _refused(error: PolicyError, as_json: bool) -> Exit:
-    if not as_json:
-        refuse(error.diagnostics)
-    else:
-        say(render_json(error.diagnostics), "json")
+def _refused(error: PolicyError, form: str) -> Exit:
+    refuse(error.diagnostics, form)
     return Exit.USAGE if isinstance(error, PolicyMeaningError) else Exit.DIAGNOSTICS
 
 

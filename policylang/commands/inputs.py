@@ -32,7 +32,7 @@ from policylang.language.statements import SCHEDULES
 from policylang.language.syntax import Pipeline, Policy
 from policylang.planning.capabilities import PATHS, PLANNED, capabilities_for
 from policylang.planning.plan import Plan
-from policylang.report.diagnostics import RENDERERS, CheckResult, render_text
+from policylang.report.diagnostics import RENDERERS, CheckResult, render_json, render_text
 
 NO_RUN = "APL654"
 STDIN = "-"
@@ -182,10 +182,14 @@ def warn_of_devices(facts: Facts, *plans: Plan) -> None:
         tell(render_text(found))
 
 
-def refuse(diagnostics: Iterable[Diagnostic]) -> Exit:
-    """Print what is wrong on the standard error; the exit code that goes with it."""
+def refuse(diagnostics: Iterable[Diagnostic], form: str = "text") -> Exit:
+    """Print what is wrong, as JSON on the standard output where a program reads that, else on the standard error; the
+    exit code that goes with it."""
     found = tuple(diagnostics)
-    tell(render_text(found))
+    if form == "json":
+        say(render_json(found), form)
+    else:
+        tell(render_text(found))
     unreadable = CheckResult((), found).unreadable or any(each.code in WRONG_SETTINGS for each in found)
     return Exit.USAGE if unreadable else Exit.DIAGNOSTICS
 

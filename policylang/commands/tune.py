@@ -28,7 +28,6 @@ from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile, slower
 from policylang.language.devices.reading import bundled_devices
 from policylang.language.diagnostics import diagnose
-from policylang.report.diagnostics import render_json
 
 
 def tune_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +106,6 @@ def tune(options: argparse.Namespace) -> Exit:
     facts, pipeline = read_graph(options.graph), pipeline_of(options)
     if options.measured is not None:
         device = _as_measured(options, facts, device)
-    as_json = options.output_format == "json"
     try:
         budget = read_or_raise(read_budget(*given))
         if budget is None and not options.table:
@@ -130,14 +128,11 @@ def tune(options: argparse.Namespace) -> Exit:
                 pipeline=pipeline,
             )
     except (PolicyMeaningError, PolicyGraphError, PolicyMatchError) as error:
-        if as_json:
-            say(render_json(error.diagnostics), "json")
-        else:
-            refuse(error.diagnostics)
+        refuse(error.diagnostics, options.output_format)
         return Exit.USAGE if isinstance(error, PolicyMeaningError) else Exit.DIAGNOSTICS
     if options.output:
         write_output(found.text, options.output)
-    if as_json:
+    if options.output_format == "json":
         say(tuned_json(found, chosen=budget is not None), "json")
         return Exit.CLEAN
     if found.notes:

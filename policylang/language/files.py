@@ -176,6 +176,6 @@ def _is_bundled_name(path: Path, name: str) -> bool:
 def _beside(path: Path) -> list[str]:
     """The policy files in the folder of a path."""
     try:
-        return [entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX]
+        return [entry.name for entry in path.parent.iterdir() if entry.suffix == SUFFIX and entry.exists()]
     except OSError:
         return []

@@ -585,3 +585,19 @@ def test_sentences():
             "error[APL301]: one two", "  three four five six", "  = help: seven eight", "    nine ten eleven",
             "    twelve", "12 | " + "x" * 18 + "…",
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["plan bad.apl --graph g.graph", "diff mine.apl bad.apl --graph g.graph",
+                                     "diff mine.apl none.apl --graph g.graph", "show none.graph",
+                                     "explain bad.apl --graph g.graph --rule 1", "compare mine.apl --run none.json",
+                                     "tune --graph none.graph --device h100-sxm --peak 1GiB"])  # fmt: skip
+def test_an_error_that_ends_a_command_is_json_for_programs(command, tmp_path, monkeypatch, policylang):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("mine.apl", "save mm\n"), ("bad.apl", "sav mm\n")):
+        Path(name).write_text(text)
+    Path("gone.apl").symlink_to("nowhere.apl")
+    write_graph(facts_of(SMALL), "g.graph")
+    done = policylang(*command.split(), "--output-format", "json")
+    (found,) = json.loads(done.out)["diagnostics"]
+    assert (done.code, done.err) == (1 if found["code"] in ("APL012", "APL654") else 2, "")
+    assert "did you mean `gone.apl`" not in policylang("check", "gone.apl").out
