@@ -90,7 +90,7 @@ class Schedule:
         moved: MovedRows = MappingProxyType({}),
     ) -> Schedule:
         kinds, rows, regions = tuple(zip(*steps, strict=True)) or ((), (), ())
-        narrowed = (row for row, kind in zip(rows, kinds, strict=True) if kind == StepKind.NARROW)
+        narrowed = [row for row, kind in zip(rows, kinds, strict=True) if kind == StepKind.NARROW] if moved else ()
         forms = {row: form for row in narrowed if (form := moved[row]) is not None}
         return cls(bytes(kinds), array("i", rows), array("i", regions), tuple(held), forms)
 

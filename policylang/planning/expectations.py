@@ -83,8 +83,6 @@ def check_expectations(
 
     ``outcomes``: of the plan's decisions unless given.
     """
-    if not expectations:
-        return (), ()
     outcomes = outcomes or NodeOutcomes(plan.facts, plan.decisions, cost)
     results: list[ExpectationOutcome] = []
     failures: list[Diagnostic] = []

@@ -160,6 +160,7 @@ def backward_needs(
         need[row] = CERTAINLY
     flags, is_symbolic = facts.flags, Flag.SYMBOLIC
     found: dict[Outcome, list[int]] = {each: [] for each in (KEPT, RECOMPUTED, ON_HOST, LEFT_TO_MIN_CUT)}
+    known: dict[int, tuple[Outcome | None, bool, list[int], Decision | None]] = {}  # by id of few shared decisions
     inputs, symbolic, contingent = list[int](), list[int](), list[int]()
     for row in range(len(facts) - 1, -1, -1):
         level = need[row]
@@ -168,8 +169,12 @@ def backward_needs(
         if on_recompute is not None and recomputes(decisions[row]):
             on_recompute(row)
         decision = decisions[row]
-        outcome = None if decision is None else decision.outcome
-        is_open = outcome is not None and outcome.held is Held.UNDECIDED
+        if id(decision) not in known:
+            outcome = None if decision is None else decision.outcome
+            is_open = outcome is not None and outcome.held is Held.UNDECIDED
+            rows = inputs if outcome is None else found.setdefault(outcome, [])
+            known[id(decision)] = outcome, is_open, rows, decision  # kept alive: another may not get its id
+        outcome, is_open, rows, _ = known[id(decision)]
         if outcome is not None and outcome.reads_again:
             reach = POSSIBLY if is_open else level
             for source in facts.inputs[row]:
@@ -177,12 +182,10 @@ def backward_needs(
                     need[source] = reach
         if flags[row] & is_symbolic and not is_open:
             symbolic.append(row)
-        elif outcome is None:
-            inputs.append(row)
-        elif level == POSSIBLY and not is_open:
+        elif outcome is not None and level == POSSIBLY and not is_open:
             contingent.append(row)
         else:
-            found.setdefault(outcome, []).append(row)
+            rows.append(row)
     kept = {outcome: tuple(reversed(rows)) for outcome, rows in found.items()}
     return SavedForBackward(kept, *(tuple(reversed(rows)) for rows in (inputs, symbolic, contingent)))
 

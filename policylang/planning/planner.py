@@ -8,7 +8,7 @@ from policylang.graph.expert_load import under_load
 from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.language.cancellation import check_cancelled, collector_paused
 from policylang.language.devices.profile import DeviceProfile
-from policylang.language.diagnostics import heeded
+from policylang.language.diagnostics import Diagnostic, heeded
 from policylang.language.syntax import Policy
 from policylang.planning import refusals, schedule
 from policylang.planning.capabilities import STAGE, Capabilities
@@ -20,7 +20,7 @@ from policylang.planning.expectations import check_expectations, incomplete_figu
 from policylang.planning.liveness import as_scheduled, with_checkpoints, with_cost
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.pipelines import received, stage_errors, unsharded
-from policylang.planning.plan import Plan, plan_digest, schedule_of
+from policylang.planning.plan import ExpectationOutcome, Plan, plan_digest, schedule_of
 from policylang.planning.selection.selectors import selections_for
 from policylang.planning.statement_errors import (
     StatementErrors,
@@ -120,9 +120,11 @@ def plan(
         block_names=blocks.names,
         checkpoints=checkpoints,
     )
-    counted = as_scheduled(needs, made) if policy.expectations else needs
-    cost = with_cost(counted, facts, blocks.block_of, len(blocks.names))
-    expectations, failures = check_expectations(made, policy.expectations, selections, cost)
+    expectations: tuple[ExpectationOutcome, ...] = ()
+    failures: tuple[Diagnostic, ...] = ()
+    if policy.expectations:
+        cost = with_cost(as_scheduled(needs, made), facts, blocks.block_of, len(blocks.names))
+        expectations, failures = check_expectations(made, policy.expectations, selections, cost)
     check_cancelled()
     unmet = dict(zip((at for at, each in enumerate(expectations) if each.status == "failed"), failures, strict=True))
     unmatched = [index for index, each in enumerate(rules) if not each.matched]

@@ -403,7 +403,7 @@ def _begins_ahead(steps: Sequence[ScheduleStep], region: int, ahead: Ahead) -> d
 
 
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
-_RANDOM_OR_EFFECT = Flag.RANDOM | Flag.EFFECTFUL
+_RANDOM_OR_EFFECT, _WRITTEN = Flag.RANDOM | Flag.EFFECTFUL, Flag.WRITES | Flag.REPEATABLE
 
 Part = tuple[int, list[int]]
 """A region, 0 for the forward, and nodes that run one after the other. A forward node in a region is recomputed."""
@@ -655,19 +655,19 @@ def _runs(facts: Facts, again: bytearray) -> tuple[bytearray, bytearray]:
     flags, phases, inputs = facts.flags, facts.phases, facts.inputs
     for row in range(len(facts) - 1, -1, -1):
         flag, phase = flags[row], phases[row]
-        if flag & _RANDOM_OR_EFFECT or flag & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES:
+        if flag & _RANDOM_OR_EFFECT or flag & _WRITTEN == Flag.WRITES:
             (in_backward if phase == _BACKWARD else in_forward)[row] = 1
-        for source in inputs[row]:
-            repeated = phases[source] == _BACKWARD or again[source]
-            if phase == _OUTPUT:
-                late = phases[source] == _BACKWARD or (again[source] and is_gradient(facts, source))
-                (in_backward if late else in_forward)[source] = 1
-                if late and flags[source] & Flag.FORWARD_OUTPUT:
-                    in_forward[source] = 1
-            if in_forward[row]:
+        for source in inputs[row] if phase == _OUTPUT else ():
+            late = phases[source] == _BACKWARD or (again[source] and is_gradient(facts, source))
+            (in_backward if late else in_forward)[source] = 1
+            if late and flags[source] & Flag.FORWARD_OUTPUT:
                 in_forward[source] = 1
-            if in_backward[row]:
-                (in_backward if repeated else in_forward)[source] = 1
+        if in_forward[row]:
+            for source in inputs[row]:
+                in_forward[source] = 1
+        if in_backward[row]:
+            for source in inputs[row]:
+                (in_backward if phases[source] == _BACKWARD or again[source] else in_forward)[source] = 1
     return in_forward, in_backward
 
 
@@ -678,7 +678,7 @@ def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:
     waiting = bytearray(len(facts))
     effect = _RANDOM_OR_EFFECT | Flag.WRITES
     for row in rows:
-        if any(late[source] for source in inputs[row]):
+        if any(map(late.__getitem__, inputs[row])):
             late[row] = 1
         elif phases[row] != _BACKWARD or not facts.flags[row] & effect:  # a recomputed draw repeats its numbers
             waiting[row] = 1
@@ -696,7 +696,8 @@ def _as_late_as_possible(facts: Facts, rows: Sequence[int]) -> list[int]:
 
     for row in rows:
         if not waits[row]:
-            run(list(inputs[row]))
+            if any(map(waiting.__getitem__, inputs[row])):
+                run(list(inputs[row]))
             order.append(row)
     for row, phase in enumerate(phases):
         if phase == _OUTPUT:

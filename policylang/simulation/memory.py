@@ -151,23 +151,24 @@ class _Lifetimes:
 
     def _allocations(self, last: dict[int, int]) -> Iterator[Lifetime]:
         """The allocations of the steps, in their order; ``last``: storage → the step after which it is given back."""
-        facts, length, end = self.facts, self.length, len(self.schedule)
+        facts, length, end, roots = self.facts, self.length, len(self.schedule), self.roots
+        sizes, owner_of, pieces_of = facts.bytes, self.owner_of, self.pieces_of
         computed: set[int] = set()
         for step, (kind, row, region) in enumerate(self.schedule):
-            if kind not in ALLOCATES:
-                continue
             if kind > _SECOND_RUN:
+                if kind not in ALLOCATES:
+                    continue
                 size = self.schedule.step_bytes(facts, kind, row)
                 yield _ORIGINS[StepKind(kind)], row, region, size, step, last.get(~step, end)
                 continue
             origin, shift = (Origin.FIRST_RUN, 0) if kind == _FIRST_RUN else (Origin.SECOND_RUN, region * length)
-            if self.roots[row] != row or (row in self.owner_of and self.owner_of[row] + shift in computed):
+            if roots[row] != row or (row in owner_of and owner_of[row] + shift in computed):
                 continue
             computed.add(row + shift)
-            rest = facts.bytes[row]
-            for piece in self.pieces_of.get(row, ()):
+            rest = sizes[row]
+            for piece in pieces_of.get(row, ()):
                 if piece + shift in last:
-                    size = facts.bytes[piece]
+                    size = sizes[piece]
                     yield origin, piece, region, size, step, max(last[piece + shift], last[row + shift])
                     rest -= size
             yield origin, row, region, rest, step, last.get(row + shift, end)
@@ -176,8 +177,10 @@ class _Lifetimes:
         """The first and the last step of each recomputed random operator; in between its state is kept."""
         first: dict[int, int] = {}
         last: dict[int, int] = {}
-        for step, (kind, row, _) in enumerate(self.schedule):
-            if self.facts.flags[row] & Flag.RANDOM and self.facts.owners[row] == row and kind <= _SECOND_RUN:
+        owners, flags = self.facts.owners, self.facts.flags
+        random = {row for row, flag in enumerate(flags) if flag & Flag.RANDOM and owners[row] == row}
+        for step, (kind, row, _) in enumerate(self.schedule) if random else ():
+            if row in random and kind <= _SECOND_RUN:
                 first.setdefault(row, step)
                 last[row] = step
         return [(step, last[row]) for row, step in first.items() if last[row] > step]
@@ -197,17 +200,19 @@ class _Lifetimes:
             second = source + region * length
             return storage[second] if second in storage else storage.get(source, source)
 
+        inputs = facts.inputs
         for step, (kind, row, region) in enumerate(self.schedule):
-            for each in held.get(step, ()):
-                for value in (read(each, region),) if each >= 0 else narrow[~each]:
-                    last[value] = max(last.get(value, step), step)
+            if step in held:
+                for each in held[step]:
+                    for value in (read(each, region),) if each >= 0 else narrow[~each]:
+                        last[value] = max(last.get(value, step), step)
             if kind <= _SECOND_RUN:
-                sources = facts.inputs[row]
-                value = row if kind == _FIRST_RUN else row + region * length
-                storage[value] = value if roots[row] == row else read(sources[0], region)
-                last[storage[value]] = step
-                for source in sources:
-                    second = source + region * length
+                shift = region * length
+                value = row if kind == _FIRST_RUN else row + shift
+                made = storage[value] = value if roots[row] == row else read(inputs[row][0], region)
+                last[made] = step
+                for source in inputs[row]:
+                    second = source + shift
                     last[storage[second] if second in storage else storage.get(source, source)] = step
                 continue
             match StepKind(kind):

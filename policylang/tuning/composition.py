@@ -12,7 +12,7 @@ simulated with the written policy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -119,8 +119,11 @@ class Composition:
             decisions[row] = by_class[classes.of[row]]
         return decisions
 
-    def profile(self, pattern: Sequence[int], *, with_peak: bool) -> SegmentProfile:
-        """Simulate a pattern in all blocks; without the peak only bytes kept and seconds recomputed are worked out."""
+    def profile(
+        self, pattern: Sequence[int], *, with_peak: bool, known: Container[tuple[int, ...]] = ()
+    ) -> SegmentProfile | None:
+        """Simulate a pattern in all blocks; without the peak only bytes kept and seconds recomputed are worked out.
+        None where all that the backward asks for has the outcome that it has in one of the ``known`` patterns."""
         decisions = self.decisions(pattern)
         needs = backward_needs(self.facts, decisions)
         if needs.offloaded:
@@ -128,8 +131,10 @@ class Composition:
             resolve_offloads(NO_RULES, self.facts, decisions, needs, checkpoints=self.checkpoints)
             needs = backward_needs(self.facts, decisions)
         needs = with_checkpoints(needs, self.facts, decisions, self.checkpoints)
-        saved, again = self._by_block(needs)
         asked = self._asked(needs)
+        if asked in known:
+            return None
+        saved, again = self._by_block(needs)
         saves_outputs = all(asked[number] != Option.RECOMPUTE for number in self.classes.crossing)
         rise = np.zeros(len(self.block_of_segment), dtype=np.int64)
         net = np.zeros_like(rise)

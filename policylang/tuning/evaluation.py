@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from typing import Literal
 
 from attrs import evolve, frozen
@@ -175,6 +176,8 @@ class Evaluation:
         self.errors: set[str] = set()
         """Texts with an error, such as a rule that matches nothing."""
         self._known: dict[str, Candidate | None] = {}
+        self._simulated: dict[bytes, Candidate] = {}
+        """By digest of their schedule."""
         self._asked: dict[str, None] = {}
 
     def afresh(self, asked: Iterable[str] = ()) -> None:
@@ -252,7 +255,13 @@ class Evaluation:
         if idle is not None:
             lines = formatted.splitlines(keepends=True)
             return self.of("".join(lines[:idle] + lines[idle + 1 :]))
-        return candidate_of(formatted, made, needs, self.times)
+        if made.facts is not self.facts:
+            return candidate_of(formatted, made, needs, self.times)
+        steps = made.schedule  # many texts differ in words alone, or in what no backward asks for
+        key = sha256(b"".join((steps.kinds, steps.rows, steps.regions, repr(steps.held).encode()))).digest()
+        if key not in self._simulated:
+            self._simulated[key] = candidate_of(formatted, made, needs, self.times)
+        return evolve(self._simulated[key], rules=formatted, saved=needs.saved_bytes, offloaded=needs.offloaded_bytes)
 
 
 def _canonical(text: str) -> str | None:

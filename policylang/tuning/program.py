@@ -33,8 +33,14 @@ _LINE = 5e-4
 _STRAIGHT = 1e-6
 """A point less than this share below the line between its neighbours is on it."""
 _PROBED = 10_000
-"""Columns up to which the bound is solved after a presolve: it probes each of them, in time that grows faster than
-their number."""
+"""Columns up to which the bound is solved after a presolve, which probes each of them, in time that grows faster than
+their number, and with a search for a choice."""
+_AT_ONCE: dict[str, Any] = {
+    "presolve": "off",
+    "mip_detect_symmetry": False,
+    "mip_heuristic_run_feasibility_jump": False,
+}
+"""The options of larger programs."""
 _TIE = 1e-7
 """The price of what costs nothing, beside that of what does."""
 
@@ -68,23 +74,22 @@ class Program:
         self._sizes = numpy.asarray(choices.sizes, dtype=numpy.float64) / self._bytes
         self._costs = numpy.asarray([*choices.seconds, *([0.0] * len(unlike))], dtype=numpy.float64) / self._seconds
         self._costs[columns:] = _LINE * _UNITS
-        rows = [
-            (float(asked == NONE), inf, [(kept, 1.0), (runs, 1.0), (asked, -1.0)])
-            for kept, runs, asked in choices.clauses
-        ]
-        rows += [(-inf, 1.0, [(one, 1.0), (other, 1.0), (at, -1.0)]) for at, (one, other) in enumerate(unlike, columns)]
-        rows.append((-inf, inf, [(column, size) for column, size in enumerate(self._sizes.tolist()) if size]))
+        pairs = [(one, other, at) for at, (one, other) in enumerate(unlike, columns)]
+        rows = numpy.array([*choices.clauses, *pairs], dtype=numpy.int64).reshape(-1, 3)
+        there, is_clause = rows != NONE, numpy.arange(len(rows)) < len(choices.clauses)
+        least = numpy.where(is_clause, rows[:, 2] == NONE, -inf)
+        sized = self._sizes.nonzero()[0]
         model, count = highspy.HighsLp(), len(self._costs)
-        model.num_col_, model.num_row_ = count, len(rows)
+        model.num_col_, model.num_row_ = count, len(rows) + 1
         model.col_cost_, model.col_lower_, model.col_upper_ = self._costs, numpy.zeros(count), numpy.ones(count)
-        model.row_lower_, model.row_upper_ = (numpy.array([row[end] for row in rows]) for end in (0, 1))
-        entries = [[each for each in row if each[0] != NONE] for _, _, row in rows]
+        model.row_lower_, model.row_upper_ = [*least, -inf], [*numpy.where(is_clause, inf, 1.0), inf]
         matrix = model.a_matrix_
         matrix.format_ = highspy.MatrixFormat.kRowwise
-        matrix.start_ = numpy.cumsum([0, *map(len, entries)])
-        matrix.index_, matrix.value_ = ([each[end] for row in entries for each in row] for end in (0, 1))
+        matrix.start_ = numpy.cumsum([0, *there.sum(axis=1), len(sized)])
+        matrix.index_ = [*rows[there], *sized]
+        matrix.value_ = [*numpy.broadcast_to([1.0, 1.0, -1.0], rows.shape)[there], *self._sizes[sized]]
         model.a_matrix_, model.integrality_ = matrix, [highspy.HighsVarType.kInteger] * count
-        self._limit_row = len(rows) - 1
+        self._limit_row = len(rows)
         self._highs = highspy.Highs()
         for name, setting in {**_OPTIONS, **options}.items():
             self._highs.setOptionValue(name, setting)
@@ -144,7 +149,7 @@ class Program:
 def bound_of(choices: Choices, limit: float) -> float:
     """:meth:`Program.bound` of all single values, from the first node of branch and bound: cuts close most of the gap,
     and no choice has to be found."""
-    at_once: dict[str, Any] = {} if len(choices.rows) <= _PROBED else {"presolve": "off", "mip_detect_symmetry": False}
+    at_once = {} if len(choices.rows) <= _PROBED else _AT_ONCE
     program = Program(choices, mip_max_nodes=1, mip_heuristic_effort=0.0, **at_once)
     return program.bound(limit) if choices.rows else 0.0
 

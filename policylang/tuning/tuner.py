@@ -153,13 +153,11 @@ class Tuner:
         self._say("simulating patterns")
         simulated: dict[Pattern, SegmentProfile] = {}
         with collector_paused():
-            for pattern in found:
-                profile = composition.profile(pattern, with_peak=by_peak)
-                simulated.setdefault(profile.asked, profile)
-            for pattern in host_patterns(classes, choices) if self.offload else ():
-                profile = composition.profile(pattern, with_peak=by_peak)
-                if profile.offloads:
-                    simulated.setdefault(profile.asked, profile)
+            on_host = tuple(host_patterns(classes, choices)) if self.offload else ()
+            for number, pattern in enumerate((*found, *on_host)):
+                profile = composition.profile(pattern, with_peak=by_peak, known=simulated)
+                if profile is not None and (number < len(found) or profile.offloads):
+                    simulated[profile.asked] = profile
         profiles, words = tuple(simulated.values()), (self.inside, self.outside)
         return Candidates(
             composition, profiles, *words, self.besides, by_peak=by_peak, head=self.head, override=self.override
