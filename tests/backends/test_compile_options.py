@@ -15,7 +15,7 @@ from torch._inductor.utils import get_first_incompatible_cudagraph_node
 from torch.utils import _pytree as pytree
 
 import policylang
-from policylang import PolicyMatchError, PolicyMeaningError, PolicySyntaxError
+from policylang import PolicyMatchError, PolicyMeaningError
 from policylang.backends.torch_compile.inductor import Inner
 from policylang.torch_compat import eager
 from tests.support import models
@@ -84,14 +84,6 @@ def test_a_wrong_option_is_named(options: dict[str, Any], code: str, message: st
     assert diagnostic.code == code
     assert message in diagnostic.message
     assert help in (diagnostic.help or "")
-
-
-def test_a_file_that_is_not_a_policy(tmp_path: Path) -> None:
-    path = tmp_path / "model.apl"
-    path.write_bytes(b"\x80\x02}q\x00.")
-    with pytest.raises(PolicySyntaxError) as caught:
-        run(policy=path)
-    assert caught.value.diagnostics[0].code == "APL001"
 
 
 def test_all_the_errors_of_a_policy_reach_the_user(tmp_path: Path) -> None:

@@ -114,14 +114,6 @@ def test_a_line_that_finds_nothing_in_either_half_is_an_error() -> None:
     )
 
 
-@pytest.mark.slow
-def test_a_model_that_takes_no_gradients_runs_as_it_is() -> None:
-    with fresh_dynamo(), torch.no_grad():
-        made = backend_for(f"undecided -> save; {AHEAD}")
-        found = torch.compile(sharded_stack(4, 2, width=8), backend=made)(torch.ones(4, 8))
-    assert found.shape == (4, 8)
-
-
 @pytest.fixture(scope="module")
 def cut() -> Iterator[tuple[fx.GraphModule, fx.GraphModule]]:
     halves: list[fx.GraphModule] = []

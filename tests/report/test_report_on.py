@@ -32,7 +32,7 @@ from policylang.tuning.tuned_policy import neighbour_words
 from tests.graph.captured import joint_of
 from tests.support.compiled import backend_for
 from tests.support.drawn import slow
-from tests.support.models import aliased_output, broken, llama
+from tests.support.models import aliased_output, llama
 from tests.support.process import python
 from tests.support.textgraph import CHAIN, facts_of
 
@@ -173,21 +173,6 @@ def test_a_compiled_model_its_backend_and_the_model_itself(policy):
     assert report.rules[1].matched == 14
     assert policylang.report(module) == report
     assert policylang.report(backend) == report
-
-
-def test_a_model_with_a_graph_break_has_a_report_of_all_its_graphs():
-    first, second = (torch.nn.Linear(8, 8, bias=False) for _ in range(2))
-    backend = backend_for("save mm\nrecompute sin")
-    model = torch.compile(broken(first=first, second=second), backend=backend)
-    model(torch.ones(4, 8)).sum().backward()
-    report = policylang.report(model)
-    assert len(report.graphs) == 2
-    assert report.rules[0].matched == 2
-    assert [graph.rules[1].matched for graph in report.graphs] == [1, 0]
-    assert report.saved.bytes == sum(graph.saved.bytes for graph in report.graphs)
-    assert "0/mm" in report.decisions
-    assert "1/mm" in report.decisions
-    assert "2 graphs" in str(report)
 
 
 def test_what_has_no_report_is_refused_by_name(joint):
