@@ -258,27 +258,21 @@ def differentiated_twice(around: Around) -> Function:
     return around(gradient(gradient(around(scaled_by_its_slope))))
 
 
+def by_the_slope(energy: Tensor, x: Tensor) -> Function:
+    def scaled(z: Tensor) -> Tensor:
+        (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return z.sin() * force
+
+    return scaled
+
+
 def of_the_outer_block(around: Around) -> Function:
-    def outer(x: Tensor) -> Tensor:
-        energy = x.exp().sin()
-
-        def inner(z: Tensor) -> Tensor:
-            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
-            return z.sin() * force
-
-        return around(inner)(x.cos())
-
-    return around(outer)
+    return around(lambda x: around(by_the_slope(x.exp().sin(), x))(x.cos()))
 
 
 def of_the_outer_block_and_again(around: Around) -> Function:
     def outer(x: Tensor) -> Tensor:
-        energy = x.exp().sin()
-
-        def inner(z: Tensor) -> Tensor:
-            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
-            return z.sin() * force
-
+        inner = by_the_slope(x.exp().sin(), x)
         return gradient(lambda y: around(inner)(y.cos()))(x)
 
     return around(outer)
@@ -286,17 +280,7 @@ def of_the_outer_block_and_again(around: Around) -> Function:
 
 def of_a_block_before(around: Around) -> Function:
     first = around(lambda x: x.exp().sin())
-
-    def both(x: Tensor) -> Tensor:
-        energy = first(x)
-
-        def second(z: Tensor) -> Tensor:
-            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
-            return z.sin() * force
-
-        return around(second)(x.cos())
-
-    return both
+    return lambda x: around(by_the_slope(first(x), x))(x.cos())
 
 
 SHAPES = [
@@ -309,23 +293,23 @@ READ_TWICE = {of_the_outer_block, of_the_outer_block_and_again}
 """One backward runs the outer block again twice, and what it saves is gone after the first time unless it is kept."""
 
 
+def gradients(function: Function, again: bool = False) -> list[Tensor]:
+    """The first call is observed, the others follow a plan."""
+    found = []
+    for number in range(3):
+        x = torch.linspace(0.1, 1 + number, 5).requires_grad_()
+        function(x).sum().backward(retain_graph=again)
+        assert x.grad is not None
+        found.append(x.grad)
+    return found
+
+
 @pytest.mark.parametrize("early_stop", [True, False])
 @pytest.mark.parametrize(("shape", "policy"), crossed(SHAPES, POLICIES))
 def test_blocks_that_differentiate_inside_one_another(shape, policy, early_stop) -> None:
-    """The first call is observed, the others follow a plan."""
-
-    def gradients(function: Function) -> list[Tensor]:
-        found = []
-        for number in range(3):
-            x = torch.linspace(0.1, 1 + number, 5).requires_grad_()
-            function(x).sum().backward(retain_graph=shape in READ_TWICE)
-            assert x.grad is not None
-            found.append(x.grad)
-        return found
-
     with set_checkpoint_early_stop(early_stop):
-        expected = gradients(shape(plain))
-        assert all(map(torch.equal, gradients(shape(under(POLICIES[policy]))), expected))
+        expected, found = (gradients(shape(each), shape in READ_TWICE) for each in (plain, under(POLICIES[policy])))
+        assert all(map(torch.equal, found, expected))
 
 
 def test_what_stands_in_for_an_unread_result_is_no_operator_of_the_block_around() -> None:
@@ -333,14 +317,9 @@ def test_what_stands_in_for_an_unread_result_is_no_operator_of_the_block_around(
         _, places = torch.topk(x, 2)
         return x.gather(-1, places).sin()
 
-    def gradients(around: Around) -> list[Tensor]:
+    def twice(around: Around) -> Function:
         inner = around(picks)
-        function, found = around(lambda x: inner(x).cos()), []
-        for number in range(3):
-            x = torch.linspace(0.1, 1 + number, 5).requires_grad_()
-            function(x).sum().backward()
-            assert x.grad is not None
-            found.append(x.grad)
-        return found
+        return around(lambda x: inner(x).cos())
 
-    assert all(map(torch.equal, gradients(under("save topk\noptional recompute sin")), gradients(plain)))
+    ours = under("save topk\noptional recompute sin")
+    assert all(map(torch.equal, gradients(twice(ours)), gradients(twice(plain))))
