@@ -1,7 +1,6 @@
 """Ranks that share a graph agree on a plan and settle what they rewrite, or say where they differ; none hangs."""
 
 import os
-import signal
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -15,11 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import policylang
 from policylang import TracedStep, trace_step
-from policylang.backends import joint, path
+from policylang.backends import joint
 from policylang.errors import PolicyAuditError
-from policylang.ranks.comparison import TIMEOUT
 from tests.support.compiled import backend_for
-from tests.support.flat_graphs import copy_graph
 from tests.support.ranks import run_ranks
 from tests.support.sharded import WIDTH, Meshed
 from tests.support.versions import needs_cached_collectives, needs_groups_in_any_order, needs_traced_meshes
@@ -51,67 +48,7 @@ def whole(size: int) -> DeviceMesh:
     return init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
 
 
-# --- plans and graphs that differ -----------------------------------------------------------------------------------
-def cases(rank: int, everything: bool) -> dict[str, str]:
-    """Rank 3 of a 2 × 2 mesh shares no group with rank 0; they hang together over the others."""
-    mesh = whole(4)
-    odd = rank == 3
-    other = policylang.parse(RECOMPUTE if odd else SAVE, name="odd.apl" if odd else "even.apl")
-    same = policylang.parse(RECOMPUTE)
-    timed, never = (
-        policylang.parse(f"device {'h100-sxm' if odd else 'cpu'}\nundecided -> save\nrecompute mm\n{rule}\n")
-        for rule in ("optional save mm where time > 2 us", "optional save mm where time > 1 s")
-    )
-    step = traced(mesh)
-
-    def applied(policy: policylang.Policy, **options: bool) -> str:
-        return said(lambda: policylang.apply(copy_graph(step.gm), policy, **options))
-
-    found = {
-        "same": applied(same),
-        "another policy": applied(other),
-        "not compared": applied(other, agree=False),
-        "another device": applied(never),
-        "a device that decides otherwise": applied(timed),
-    }
-    if everything:
-        found["no mesh on one"] = said(lambda: traced(mesh, dims=(0,)).apply(same, None if odd else mesh))
-        found["a circle"] = said(lambda: traced(mesh, dims=(rank in (1, 2),)).apply(same))
-    return found
-
-
-@needs_groups_in_any_order
-@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_difference_is_an_error_on_every_rank(everything: bool) -> None:
-    every = run_ranks(cases, 4, everything)
-    for found in every:
-        assert found["same"] == found["not compared"] == ""
-
-        different = found["another policy"]
-        assert different.startswith("PolicyDivergenceError\nerror[APL601]: ranks decided differently about `mm")
-        assert "rank 0 saves it, rank 3 recomputes it" in different
-        assert "rank 0 saves it: `save mm` (even.apl:1)" in different
-        assert "rank 3 recomputes it: `recompute every 2nd mm per graph` (odd.apl:2)" in different
-        assert "ranks 0-2: a flat graph of" in different
-
-        device = found["another device"]
-        assert device.startswith("PolicyDivergenceError\nerror[APL603]: ranks 0 and 3 have different policies")
-        assert "rank 0 has `device cpu`" in device
-        assert "rank 3 has `device h100-sxm`" in device
-
-        times = found["a device that decides otherwise"]
-        assert times.startswith("PolicyDivergenceError\nerror[APL601]: ranks decided differently about `mm")
-        assert "rank 0 saves it: `optional save mm where time > 2 us`" in times
-        assert "rank 0 has `device cpu`" in times
-        assert "rank 3 has `device h100-sxm`" in times
-
-    for rank, found in enumerate(every if everything else ()):
-        assert found["no mesh on one"].startswith("PolicyDivergenceError")
-        assert "the graph of rank 3 has no collective over it" in found["no mesh on one"]
-        assert found["a circle"].startswith("PolicyDivergenceError\nerror[APL607]: rank ")
-        assert f"rank {rank} has a flat graph of 43 nodes (apply)" in found["a circle"]
-
-
+# --- stages ---------------------------------------------------------------------------------------------------------
 def in_two_stages(rank: int, odd: int | None, given: bool) -> str:
     """Two stages of two ranks, of other layers and under other lines; one rank may have another policy."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
@@ -131,37 +68,6 @@ def test_ranks_of_a_stage_are_compared_and_stages_are_not(given: bool) -> None:
     for found in (first, second):
         assert found.startswith("PolicyDivergenceError\nerror[APL601]: ranks decided differently about `mm")
         assert "rank 1 recomputes it" in found
-
-
-# --- ranks that are gone -----------------------------------------------------------------------------------
-def die(*_: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def dies_with_a_plan(rank: int) -> list[str]:
-    """Rank 2 dies when it has planned; first nothing is changed, then nothing is compiled."""
-    mesh = whole(4)
-    policy = policylang.parse(SAVE)
-    model = Meshed(mesh, (0, 1))
-    step = traced(mesh)
-    nodes = len(step.gm.graph.nodes)
-    os.environ[TIMEOUT] = "3"
-    with mock.patch.object(path, "agree_on_plan", die if rank == 2 else path.agree_on_plan):
-        compiled = torch.compile(model, backend=policylang.backend(policy, inner="aot_eager"))
-        found = [said(lambda: compiled(BATCH))]
-    found.append(said(lambda: step.apply(policy)))
-    assert len(step.gm.graph.nodes) == nodes
-    return found
-
-
-@pytest.mark.slow
-def test_a_rank_that_dies_between_planning_and_compiling_is_named_by_all_others() -> None:
-    every = run_ranks(dies_with_a_plan, 4, gone=[2], timeout=60)
-    errors = [error for rank in (0, 1, 3) for error in every[rank]]
-    for error in errors:
-        assert error.startswith("PolicyDivergenceError\nerror[APL60")
-        assert "rank 2 sent no plan for a graph that rank" in error
-        assert "= rank 2 has not come in 3 s" in error
 
 
 # --- under torch.compile --------------------------------------------------------------------------------------------

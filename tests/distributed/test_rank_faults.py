@@ -3,6 +3,7 @@
 The rows are read top to bottom by the same processes, so each control is also the next equal model after an error.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,11 @@ FAILS = ("RuntimeError", "DistBackendError")
 """A collective that nobody else runs."""
 SAYS_SAVE, SAYS_RECOMPUTE = "rank 0 saves it", "rank 1 recomputes it"
 BOTH = ("rank", "0", "1")
+EVERY_2ND = SAVE + "recompute every 2nd mm per graph\n"
+NEVER, TIMED = (
+    f"device {{}}\n{SAVE}recompute mm\noptional save mm where time > {limit}\n" for limit in ("1 s", "2 us")
+)
+DEVICES = "rank 0 has `device cpu`", "rank 1 has `device h100-sxm`"
 NOTHING = "recompute everything in block\n"
 PRODUCTS = NOTHING + "save matmul in block\n"
 MORE = PRODUCTS + "save relu in block\n"
@@ -52,6 +58,11 @@ def swapped(at: Place) -> Net:
 
 def straight(at: Place) -> Net:
     return Net([[at.mesh.get_group("dp"), at.mesh.get_group("tp")]] * 2)
+
+
+def over(two: str, others: str) -> Callable[[Place], Net]:
+    """Gathers of ranks 0 and 3 over the one dimension, of the others over the other."""
+    return lambda at: Net([at.mesh.get_group(others if at.rank in (1, 2) else two)])
 
 
 def whole(at: Place) -> DeviceMesh:
@@ -117,8 +128,14 @@ TWO = [
                         change=lambda: torch._inductor.config.patch(reorder_for_compute_comm_overlap=True)),
           (SETTING,), (*BOTH, "reorder_for_compute_comm_overlap")),
     # --- graphs at hand ---
-    Fault("a traced step, saved and recomputed", case.flat(SAVE, RECOMPUTE),
-          (DECIDED,), (SAYS_SAVE, SAYS_RECOMPUTE), fast=True),
+    Fault("a traced step, saved and recomputed", case.flat(SAVE + "save mm\n", EVERY_2ND),
+          (DECIDED,), ("ranks decided differently about `mm", f"{SAYS_SAVE}, {SAYS_RECOMPUTE}",
+                       f"{SAYS_SAVE}: `save mm` (even.apl:2)",
+                       f"{SAYS_RECOMPUTE}: `recompute every 2nd mm per graph` (odd.apl:2)"), fast=True),
+    Fault("another device that decides the same", case.flat(NEVER.format("cpu"), NEVER.format("h100-sxm")),
+          (POLICIES,), ("ranks 0 and 1 have different policies", *DEVICES), fast=True),
+    Fault("a device that decides otherwise", case.flat(TIMED.format("cpu"), TIMED.format("h100-sxm")),
+          (DECIDED,), (f"{SAYS_SAVE}: `optional save mm where time > 2 us`", *DEVICES), fast=True),
     Fault("a rule matches nothing", case.flat(SAVE, SAVE + "save attention\n"),
           (STOPPED,), ("rank 1", "`save attention` matches nothing"), own=("APL301",), fast=True),
     Fault("another flat graph", case.flat(SAVE, SAVE, other=lambda at: Net([at.group] * 3)), DIFFERENT, BOTH),
@@ -205,8 +222,12 @@ ORDERS = [
 ]
 
 FOUR = [
-    Fault("the rank in the opposite corner", case.flat(SAVE, RECOMPUTE, straight, straight),
-          (DECIDED,), ("rank 0 saves it", "rank 3 recomputes it", "ranks 0-2|ranks 0, 1 and 2"), world=4, odd=(3,)),
+    Fault("the rank in the opposite corner", case.flat(SAVE + "save mm\n", EVERY_2ND, straight, straight),
+          (DECIDED,), ("rank 0 saves it, rank 3 recomputes it", "ranks 0-2: a flat graph of"), world=4, odd=(3,)),
+    Fault("a circle", case.flat(SAVE, SAVE, over("dp", "dp"), over("dp", "tp")),
+          (WAITING,), ("has a flat graph of", "(apply)"), world=4, odd=(0, 1, 2, 3)),
+    Fault("no mesh on one rank", case.meshed(whole, lambda at: None),
+          (GRAPHS,), ("the graph of rank 3 has no collective over it",), world=4, odd=(3,)),
     Fault("dimensions are swapped", case.models(straight, swapped),
           (*DIFFERENT, WAITING), ("rank", "3"), world=4, odd=(3,)),
     Fault("dimensions are swapped in a flat graph", case.flat(SAVE, SAVE, straight, swapped),
@@ -233,6 +254,9 @@ FOUR = [
 
 ALONE_ROWS = [
     Fault("is killed", case.is_killed, (MISSING,), ("rank 1",), gone=True, patience=3.0),
+    Fault("is killed with a plan", case.is_killed_with_a_plan,
+          (MISSING,), ("rank 1 sent no plan for a graph that rank", "rank 1 has not come in 3 s"), gone=True,
+          patience=3.0),
     Fault("is stopped for a while", case.is_stopped(6), (MISSING,), ("rank 1",), own=(MISSING, STOPPED), patience=3.0),
     Fault("never comes", case.never_comes, (MISSING,), ("rank 1",), own=("",), gives_up=5.0, patience=None),
     Fault("is late", case.is_late(5, noticed=2), (), logged=("rank 1",), patience=None),

@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import policylang
 from policylang import TracedStep, trace_step
+from policylang.backends import path
 from policylang.ranks import meeting
 from tests.support.compiled import backend_for
 from tests.support.flat_graphs import copy_graph
@@ -396,7 +397,8 @@ def flat(
 ) -> Case:
     def case(at: Place, fault: bool) -> None:
         model = (other if fault else make)(at)
-        runs(at, traced(model).apply(policylang.parse(there if fault else here)), model)
+        policy = policylang.parse(there if fault else here, name="odd.apl" if fault else "even.apl")
+        runs(at, traced(model).apply(policy), model)
 
     return case
 
@@ -600,6 +602,21 @@ def is_killed(at: Place, fault: bool) -> None:
     if fault:
         os.kill(os.getpid(), signal.SIGKILL)
     trains(at, nets(at))
+
+
+def is_killed_with_a_plan(at: Place, fault: bool) -> None:
+    """Before the others have changed anything."""
+    model = nets(at)
+    step = traced(model)
+    before = str(step.gm.graph)
+    dies = mock.patch.object(path, "agree_on_plan", side_effect=lambda *_: is_killed(at, True))
+    with dies if fault else nullcontext():
+        try:
+            step.apply(policylang.parse(SAVE))
+        except policylang.PolicyError:
+            assert str(step.gm.graph) == before
+            raise
+    runs(at, step, model)
 
 
 def is_stopped(seconds: int) -> Case:
