@@ -488,6 +488,12 @@ class Facts:
         """One byte per node, 1 for those of :attr:`forward`: membership without hashing."""
         return mask_of(self.forward, len(self))
 
+    @cached_property
+    def writing(self) -> list[int]:
+        """The nodes that write memory which they are given."""
+        writes = int(Flag.WRITES)
+        return [row for row, flags in enumerate(self.flags) if flags & writes]
+
     @property
     def operators(self) -> tuple[str, ...]:
         """The operators that the graph calls, in full and in the order of their first calls."""

@@ -10,6 +10,7 @@ torch, whole against slices. An operator that is missing is refused by name, nev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -269,6 +270,7 @@ def is_view(target: str) -> bool:
     return target.rpartition(".")[0] in _VIEWS
 
 
+@cache
 def reads_dtype_alone(target: str) -> bool:
     """A tensor of a given shape, of the dtype and on the device of what it reads."""
     return target.rpartition(".")[0] in _CREATING_LIKE

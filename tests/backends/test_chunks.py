@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from heapq import heappop
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from policylang.graph import marks
 from policylang.graph.blocks import blocks_of
 from policylang.graph.collect import collect
 from policylang.planning.capabilities import EAGER, FLAT
+from policylang.planning.edits import chunked_regions
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.torch_compat import compilers
@@ -242,6 +244,15 @@ def test_blocks_keep_their_order_where_one_behind_fills_a_tensor_of_a_sizes_alon
     check(whole, cross_entropy, batch(), "chunk module mlp in block into 3")
     made = plan_of(step_of(whole, cross_entropy, batch()), "chunk module mlp in block into 3")
     assert blocks_of(made.facts).names == tuple(f"mlp.layers.{number}" for number in range(3))
+
+
+def test_the_regions_of_all_blocks_together_look_at_each_node_about_once(monkeypatch) -> None:
+    """None at all that is behind it: that took half a minute for 126 blocks."""
+    looked: list[int] = []
+    monkeypatch.setattr(chunked_regions, "heappop", lambda heap: looked.append(heappop(heap)) or looked[-1])
+    facts = policylang.load_snapshot("docs/graphs/llama3_8b.graph")
+    assert not plan(policylang.parse("chunk module mlp in block into 4"), facts, FLAT).diagnostics
+    assert 32 < len(looked) < 2 * len(facts)
 
 
 def test_the_backward_of_a_chunked_mlp_computes_slices_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 from policylang.graph.facts import Facts, Flag, GraphKind, InputKind, Phase, Ref, found_in
@@ -17,6 +18,9 @@ _CANNOT = {
     Flag.WRITES: "writes memory",
     Flag.EFFECTFUL: "has an effect",
 }
+_ROWS, _STUCK, _WAITS, _SEEN = 1, 2, 4, 8
+"""It carries rows, or is a sum over them; it needs all slices or mixes rows; it needs slices of the backward: if these
+run later, its readers may need the forward's slices; it is or was to be looked at."""
 _BIASED = ("aten.addmm.default", "aten.baddbmm.default")
 
 
@@ -34,8 +38,10 @@ class Region:
         """By node that has the columns, where each tensor that it returns has them."""
         self.stuck: dict[int, str] = {}
         """Nodes that need all slices or mix rows, with the reason."""
-        self.waits: set[int] = set()
-        """Nodes that need slices of the backward: if these run later, their readers may need the forward's slices."""
+        self._pending, self._ends = list[int](), [-1, -1]
+        """Nodes to look at, the first first; the last readers of rows in the forward and behind it."""
+        self._marks = bytearray(len(facts))
+        """By node, whether it carries rows, and for what it needs slices."""
         self.hoisted: list[int] = []
         """Nodes that read a value of the region and none of its elements."""
         self.members: set[int] = {head}
@@ -59,58 +65,75 @@ class Region:
             self._run_early()
 
     def _follow(self) -> None:
-        """Follow rows and columns through all that reads them."""
-        facts = self.facts
-        for row in range(self.head + 1, len(facts)):
-            read = facts.inputs[row]
-            if facts.targets[row] == GETITEM and read[0] in self.rows:
+        """Follow rows and columns through all that reads them. What is stuck is followed as far as a reader of rows may
+        await it, not to the end of the graph: each block may have a region."""
+        facts, marks, forward = self.facts, self._marks, int(Phase.FORWARD)
+        self._mark(self.head, _ROWS)
+        while self._pending and self._pending[0] <= max(self._ends):
+            row = heappop(self._pending)
+            found, read, target = 0, facts.inputs[row], facts.targets[row]
+            for each in read:
+                found |= marks[each]
+            if found & _ROWS and target == GETITEM and read[0] in self.rows:
                 self._pick(row, read[0])
                 continue
-            live = [each for each in read if any(self.rows.get(each, ()))]
-            stuck = next((each for each in read if each in self.stuck), None)
-            if of_rows.reads_dtype_alone(facts.targets[row]):
+            if facts.ops[row] != "call_function" or of_rows.reads_dtype_alone(target):
                 continue
-            if (not live and stuck is None) or facts.ops[row] != "call_function":
-                continue
-            awaited = next((each for each in read if self._is_awaited(each, row)), None)
-            if facts.targets[row] in LIKE and not live:
-                if awaited is not None:
+            late = found & (_STUCK if facts.phases[row] == forward else _WAITS)
+            awaited = next((each for each in read if marks[each] & late), -1) if late else -1
+            live = [each for each in read if any(self.rows.get(each, ()))] if found & _ROWS else ()
+            if not live:
+                if target not in LIKE and (self.together or found & _WAITS or row < self._ends[0]):
+                    source = awaited if late else next(each for each in read if marks[each] & _STUCK)
+                    self._stop(row, self.stuck[source])
+                elif target in LIKE and late:
                     self.hoisted.append(row)
                 continue
             wide = any(any(self.wide[each]) for each in live if each in self.wide)
             try:
-                if awaited is not None:
+                if late:
                     raise RefusedError(f"{self.stuck[awaited]}, and {facts.names[row]} reads it")
-                if not live:
-                    raise RefusedError(self.stuck[stuck or 0])
                 is_inner = f"{facts.modules[row]}.".startswith(f"{self.module}.")
-                if self.module and not wide and facts.phases[row] == Phase.FORWARD and not is_inner:
+                if self.module and not wide and facts.phases[row] == forward and not is_inner:
                     raise RefusedError(f"{facts.names[row]} is outside of `{self.module}`")
                 _, made, dims = self.labelled(row, None)
             except RefusedError as why:
                 if wide:
                     raise
-                self._stop(row, self.stuck[awaited] if awaited is not None else why.reason)
+                self._stop(row, self.stuck[awaited] if late else why.reason)
                 continue
             self.rows[row] = tuple(made)
+            self._mark(row, _ROWS)
             if wide:
                 self.members.add(row)
                 self.wide[row] = self._columns(row, dims) if any(made) else (None,)
             if dims is not None and made == [None]:
                 self._stop(row, f"{facts.names[row]} is a sum over all rows")
 
+    def _mark(self, row: int, mark: int) -> None:
+        facts, marks, digits = self.facts, self._marks, self.rows.get(row, ())
+        for user in facts.users[row]:
+            if not marks[user] & _SEEN:
+                marks[user] |= _SEEN
+                heappush(self._pending, user)
+            if mark == _ROWS and (any(digits) or len(digits) > 1):
+                late = facts.phases[user] != Phase.FORWARD
+                self._ends[late] = max(self._ends[late], user)
+        marks[row] |= mark
+
     def _stop(self, row: int, reason: str) -> None:
         """Follow a value no further: it needs all slices."""
-        facts, read = self.facts, self.facts.inputs[row]
+        found = 0
+        for each in self.facts.inputs[row]:
+            found |= self._marks[each]
+        waits = self.together or found & _WAITS or (found & _ROWS and self.facts.phases[row] != Phase.FORWARD)
         self.stuck[row] = reason
-        live = any(each in self.rows for each in read)
-        if self.together or not self.waits.isdisjoint(read) or (live and facts.phases[row] != Phase.FORWARD):
-            self.waits.add(row)
+        self._mark(row, _STUCK | _WAITS if waits else _STUCK)
 
     def _is_awaited(self, row: int, reader: int) -> bool:
         """True if a slice of a reader cannot run before all slices, by which a value is made. Where the slices of the
         backward run later, they may read what needs those of the forward alone."""
-        return row in self.stuck and (self.facts.phases[reader] == Phase.FORWARD or row in self.waits)
+        return bool(self._marks[row] & (_STUCK if self.facts.phases[reader] == Phase.FORWARD else _WAITS))
 
     def _pick(self, row: int, source: int) -> None:
         index = self.facts.arguments[row][1]
@@ -118,6 +141,7 @@ class Region:
             self.hoisted.append(row)
             return
         self.rows[row] = (self.rows[source][index],)
+        self._mark(row, _ROWS)
         if source in self.wide:
             self.wide[row] = (self.wide[source][index],)
             self.members.add(row)
@@ -215,37 +239,40 @@ class Region:
         cut. Against the order of the graph: all readers of a node are known before it."""
         facts, narrow = self.facts, set(self.rows).difference(self.members)
         wanted: dict[int, dict[RowDim, None]] = {self.head: {self._row(self.head): None}}
-        for row in range(max(self.members), -1, -1):
-            if row not in self.members and row in wanted:
+        pending = sorted(-row for row in self.members)
+        while pending:
+            row = -heappop(pending)
+            if row in self.reads:
+                continue
+            if row not in self.members:
                 if row not in narrow and not self._absorbed(row, list(wanted[row])):
                     continue
                 self.members.add(row)
-            if row not in self.members:
-                continue
             if facts.targets[row] == GETITEM:
                 self.reads[row] = [None]
+                heappush(pending, -facts.inputs[row][0])
                 wanted.setdefault(facts.inputs[row][0], {})
                 continue
             is_given = row == self.head or row in self.taken_in
             self.reads[row], _, self.dims[row] = self.labelled(row, self._row(row) if is_given else None)
             for each, digit in zip(tensors(facts.arguments[row]), self.reads[row], strict=True):
                 if digit is not None:
+                    if each not in wanted:
+                        heappush(pending, -each)
                     wanted.setdefault(each, {})[digit] = None
                 elif each in self.rows and not of_rows.reads_dtype_alone(facts.targets[row]):
                     raise RefusedError(f"reads all rows of {facts.names[each]}: {facts.names[row]}")
-        needed, forward = (
-            self._needed(self.members),
-            {row for row in self.members if facts.phases[row] == Phase.FORWARD},
-        )
-        at_once, made = self._needed(forward), self.members | self.waits
+        forward = {row for row in self.members if facts.phases[row] == Phase.FORWARD}
+        needed, at_once = self._needed(self.members), self._needed(forward)
         # Hoisted nodes that read no slice of the backward run before those slices.
-        either = [row for row in self.hoisted if row in needed]
-        self.hoisted = [row for row in either if row in at_once or facts.inputs[row][0] in made]
+        late = {row for row in self.hoisted if self._marks[facts.inputs[row][0]] & _WAITS}
+        late.update(row for row in self.hoisted if facts.inputs[row][0] in self.members)
+        self.hoisted = [row for row in self.hoisted if row in needed and (row in at_once or row in late)]
 
     def _needed(self, rows: set[int]) -> set[int]:
-        """The nodes and all that they are made of."""
+        """The nodes and all that they are made of, as far back as nodes are hoisted."""
         found = set(rows)
-        for row in range(max(rows, default=-1), -1, -1):
+        for row in range(max(rows, default=-1), min(self.hoisted, default=len(self.facts)), -1):
             if row in found:
                 found.update(self.facts.inputs[row])
         return found
@@ -259,7 +286,7 @@ class Region:
         """True for a wide value that only members read, or what is made of such a value alone for them (a gradient that
         is summed over the columns), where it can be made slice by slice."""
         facts = self.facts
-        if len(digits) != 1 or row in self.stuck or not self.members.issuperset(facts.users[row]):
+        if len(digits) != 1 or not self.members.issuperset(facts.users[row]) or self._is_stuck(row):
             return False
         try:
             reads, _, _ = self.labelled(row, digits[0])
@@ -276,6 +303,23 @@ class Region:
         self.taken_in.add(row)
         return True
 
+    def _is_stuck(self, row: int) -> bool:
+        """True if a node is made of one that is stuck, by nodes that were not followed: the earliest first, which are
+        the nearest to the region."""
+        facts, pending, seen, least = self.facts, [row], {row}, min(self.stuck, default=len(self.facts))
+        while pending:
+            each = heappop(pending)
+            if self._marks[each] & _STUCK:
+                return True
+            like = facts.targets[each] in LIKE or of_rows.reads_dtype_alone(facts.targets[each])
+            if like or self._marks[each] & _ROWS or facts.ops[each] != "call_function":
+                continue
+            for source in facts.inputs[each]:
+                if source >= least and source not in seen:
+                    seen.add(source)
+                    heappush(pending, source)
+        return False
+
     def _is_wide(self, row: int) -> bool:
         return self.facts.ops[row] == "call_function" and self.facts.numel[row] >= self.facts.numel[self.head]
 
@@ -284,13 +328,9 @@ class Region:
         facts, inner = self.facts, self.members | set(self.hoisted)
         roots = facts.storage_roots
         read = {roots[each] for row in self.order for each in (row, *facts.inputs[row])}
-        for row in range(self.order[0], len(facts)):
-            near = row < self.order[-1] or not self.members.isdisjoint(facts.inputs[row])
-            if (
-                near
-                and facts.flags[row] & Flag.WRITES
-                and not read.isdisjoint(roots[each] for each in facts.inputs[row])
-            ):
+        for row in facts.writing:
+            near = self.order[0] <= row < self.order[-1] or not self.members.isdisjoint(facts.inputs[row])
+            if near and not read.isdisjoint(roots[each] for each in facts.inputs[row]):
                 raise RefusedError(f"{facts.names[row]} writes memory that it reads")
         for row in self.order:
             for each in facts.inputs[row]:

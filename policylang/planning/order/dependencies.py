@@ -305,7 +305,7 @@ _WRITES_MORE = ("aten.rrelu_with_noise_",)
 def memory_order(facts: Facts) -> Iterator[tuple[int, int]]:
     """Pairs of nodes, the first of which has to run before the second because both use memory that one of them writes.
     A collective reads its input, or writes it in place, until it is awaited. Linear in nodes and edges."""
-    if not any(flag & Flag.WRITES for flag in facts.flags):
+    if not facts.writing:
         return
     memory = _memory(facts)
     written_at_all = {memory[each] for row in range(len(facts)) for each in _writes(facts, row)}
