@@ -650,6 +650,7 @@ def test_it_imports_nothing_that_it_audits() -> None:
         assert not [module for module, _ in imports(file) if module.startswith(AUDITED)], file.name
 
 
+@pytest.mark.slow
 def test_nothing_that_it_imports_does() -> None:
     modules = [f"policylang.audit.{file.stem}" for file in (PACKAGE / "audit").glob("*.py") if file.stem[0] != "_"]
     program = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; print(*sys.modules)"

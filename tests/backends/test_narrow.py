@@ -362,6 +362,7 @@ def test_what_steers_a_mixture_of_experts_or_a_dropout_stays() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_seeds_of_a_generator_are_never_narrowed() -> None:
     """Inductor keeps the seed of a dropout for the backward, which draws the mask again: zeros are at its places."""
     torch.compiler.reset()

@@ -83,6 +83,7 @@ def test_a_llama_through_inductor(text: str) -> None:
     assert link.out == link.back == 2 * len(report.offloaded)
 
 
+@pytest.mark.slow
 def test_min_cut_decides_the_rest_around_what_is_offloaded() -> None:
     partition = zoo_traced("llama").partition("offload mm")
     audit = partition.audit

@@ -31,6 +31,7 @@ from policylang.report.rendering import columns, fit, fitted, table
 from tests.cli.conftest import Outcome
 from tests.cli.test_check import TAGGED as SMALL
 from tests.cli.test_plan import GRAPH as NARROW_GRAPH
+from tests.support.drawn import slow
 from tests.support.hostile import hostile_graph, raw_in
 from tests.support.textgraph import facts_of
 
@@ -436,7 +437,7 @@ RUNS = {
 HOSTILE_GRAPHS = {"fsdp": load(ROOT / "docs" / "graphs" / "fsdp.graph"), "small": facts_of(SMALL)}
 
 
-@pytest.fixture(scope="module", params=HOSTILE_GRAPHS)
+@pytest.fixture(scope="module", params=[slow("fsdp"), "small"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("hostile")
     hostile_graph(HOSTILE_GRAPHS[request.param], made, dtypes=request.param == "fsdp")

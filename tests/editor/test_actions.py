@@ -273,6 +273,7 @@ def test_explained_as_the_command_line_explains(state_of, tmp_path: Path, capsys
     assert explained_code("../README") == ""
 
 
+@pytest.mark.slow
 def test_a_client_mends_a_policy_and_is_shown_what_it_asks_for(tmp_path: Path) -> None:
     """One server: the edit of an action is applied, and what was wrong is wrong no more; commands open files."""
     (tmp_path / "pyproject.toml").write_text(f"[tool.policylang]\ngraph = {json.dumps(str(GRAPHS / GRAPH))}\n")

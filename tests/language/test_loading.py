@@ -22,6 +22,7 @@ from policylang.planning.inspection.worth import worth_of_rules
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
 from policylang.report.diagnostics import render_text
+from tests.support.drawn import slow
 
 
 def test_a_policy_comes_out() -> None:
@@ -191,7 +192,7 @@ def test_without_anybody_to_ask_nothing_stops() -> None:
     check_cancelled()
 
 
-@pytest.mark.parametrize("name", ["llama3_sac", "fsdp_overlap"])
+@pytest.mark.parametrize("name", ["llama3_sac", slow("fsdp_overlap")])
 def test_a_plan_can_be_given_up_wherever_it_asks_and_is_the_same_afterwards(name: str, facts: Facts) -> None:
     """Given up at places spread over the whole of it, on facts that it shares with the plan that is made in the end."""
     asked = 0

@@ -65,6 +65,7 @@ def bare(wheel, tmp_path_factory) -> Path:
     return python
 
 
+@pytest.mark.slow
 def test_both_are_fit_for_an_index(dist):
     pytest.importorskip("twine", reason="scripts/test installs it")
     said = run(sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()), cwd=dist)
@@ -115,6 +116,7 @@ def test_the_wheel_out_of_the_sdist_holds_the_files_of_the_checkout_as_they_are(
             assert package.endswith(".dist-info") or archive.read(name) == source.read_bytes(), name
 
 
+@pytest.mark.slow
 def test_it_checks_a_policy_in_an_environment_with_nothing_else(bare, tmp_path):
     command = bare.with_name("policylang")
     (tmp_path / "mine.apl").write_text("include <fsdp>\nsave attention\n")

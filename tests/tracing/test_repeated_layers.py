@@ -122,6 +122,7 @@ def test_a_layer_that_looks_at_its_number_is_named() -> None:
     assert "`sin`" in found.reason
 
 
+@pytest.mark.slow
 def test_a_layer_that_no_short_trace_has_is_found() -> None:
     """By its number in the code of the layer, and by the model that has the layers."""
 

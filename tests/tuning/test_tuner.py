@@ -117,6 +117,7 @@ def test_a_price_in_time_gives_the_least_memory() -> None:
         assert each.chosen.recompute <= share * each.forward
 
 
+@pytest.mark.slow
 def test_no_policy_of_whole_operators_is_faster() -> None:
     """All choices of operators to save, in all blocks or the first half of them, planned one by one."""
     names = ("aten.mul", "mm in q", "mm in k", "attention", "mm in up", "silu", "first add")

@@ -84,6 +84,7 @@ def test_collectives_are_ordered_in_what_the_budget_leaves() -> None:
     assert ordered.text == tune(facts, peak="560 MiB", device=DEVICE).text
 
 
+@pytest.mark.slow
 def test_an_order_needs_a_path_that_carries_it_out_and_a_step_to_shorten() -> None:
     facts = sharded_graph()
     assert "overlap" not in tune(facts, recompute_time="5%", device=DEVICE).text

@@ -186,6 +186,7 @@ def example() -> Any:
     return hf_trainer
 
 
+@pytest.mark.slow
 def test_the_loss_curve_is_the_same_with_and_without(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     without = example.main("none", STEPS)
     assert "policy" not in capsys.readouterr().out

@@ -329,6 +329,7 @@ def planned(name: str, text: str = FUSE_RECORDED, able: Capabilities = HALF) -> 
     return make_plan(policylang.parse(text), facts_of(name), able)
 
 
+@pytest.mark.slow
 @needs_groups_in_any_order
 def test_every_chain_of_the_backward_is_one_gather() -> None:
     made = planned(BACKWARD)
