@@ -258,7 +258,8 @@ class Evaluation:
         if made.facts is not self.facts:
             return candidate_of(formatted, made, needs, self.times)
         steps = made.schedule  # many texts differ in words alone, or in what no backward asks for
-        key = sha256(b"".join((steps.kinds, steps.rows, steps.regions, repr(steps.held).encode()))).digest()
+        held = repr((steps.held, steps.forms)).encode()
+        key = sha256(b"".join((steps.kinds, steps.rows, steps.regions, held))).digest()
         if key not in self._simulated:
             self._simulated[key] = candidate_of(formatted, made, needs, self.times)
         return evolve(self._simulated[key], rules=formatted, saved=needs.saved_bytes, offloaded=needs.offloaded_bytes)
