@@ -181,12 +181,16 @@ def default_store() -> Any:
 
 @contextmanager
 def pretended_ranks(world: int) -> Iterator[None]:
-    """One process as the first of many ranks: collectives over the ``fake`` backend return at once."""
+    """One process as the first of many ranks: collectives over the ``fake`` backend return at once. DTensor weighs
+    redistributions of meshes on ``meta`` as on hosts of eight devices: torch 2.15 asks how many there are."""
+    from torch.distributed.device_mesh import _mesh_resources
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    count = _mesh_resources.num_devices_per_host
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
-        yield
+        with replaced((_mesh_resources, count.__name__, lambda device: 8 if device == "meta" else count(device))):
+            yield
     finally:
         dist.destroy_process_group()
 
