@@ -24,6 +24,7 @@ from tests.support.ranks import run_ranks
 from tests.support.versions import needs_checkpoints_of_sharded_layers
 
 Wrap = Callable[[nn.Module], nn.Module]
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, **options: object) -> nn.Module:
@@ -149,9 +150,8 @@ def check_two(rank: int, everything: bool) -> None:
 
 def check_four(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     some = ("checkpointed, then sharded", "by the model's switch")
-    check_fsdp(rank, mesh, models.llama(), some, mp_policy=half, reshard_after_forward=False)
+    check_fsdp(rank, mesh, models.llama(), some, mp_policy=HALF, reshard_after_forward=False)
     check_ddp(rank, models.mlp())
 
 
@@ -172,10 +172,7 @@ POLICIES = (
     "undecided -> recompute\nsave addmm, mm",
     "offload everything in block",
 )
-HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 STEPS = 2
-
-Change = Callable[[nn.Module], nn.Module]
 
 
 def _run(rank: int) -> Callable[[nn.Module, int], Tensor]:
@@ -213,7 +210,7 @@ def _sharded_and_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _same_bits(
-    rank: int, name: str, make: Callable[[], nn.Module], change: Change, policies: Sequence[str] = POLICIES
+    rank: int, name: str, make: Callable[[], nn.Module], change: Wrap, policies: Sequence[str] = POLICIES
 ) -> None:
     """Whichever comes first, and whatever is saved."""
     expected = train(change(make()), _run(rank), STEPS)
@@ -234,7 +231,7 @@ def _same_bits(
 
 def _every_way_of_fsdp(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
-    changes: dict[str, Change] = {
+    changes: dict[str, Wrap] = {
         "as it comes": partial(_sharded, mesh=mesh),
         "kept for the backward": partial(_sharded, mesh=mesh, reshard_after_forward=False),
         "in half precision": partial(_sharded, mesh=mesh, mp_policy=HALF),

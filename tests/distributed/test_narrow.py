@@ -1,21 +1,19 @@
 """`save … as` on real ranks, to the bits of narrowing by hand: FSDP2 and DDP around eager checkpoints, and tensor
 parallel blocks, whose products are DTensors of which each rank narrows its part, in eager and under torch.compile."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import policylang
 from policylang.language.syntax import NarrowForm
-from tests.distributed.test_eager_checkpoints import shard
+from tests.distributed.test_eager_checkpoints import HALF, Wrap, shard
 from tests.support import models
 from tests.support.by_hand import BF16, ROWS8, narrowed_by_hand
 from tests.support.compiled import backend_for
@@ -26,8 +24,6 @@ CROSSING = "save everything in block where crosses block"
 POLICY = (
     f"recompute everything in block; save matmul in block as {{0}}; {CROSSING}; {CROSSING} outside last block as {{0}}"
 )
-HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-Wrap = Callable[[nn.Module], nn.Module]
 
 
 def eager(form: NarrowForm, model: nn.Module) -> nn.Module:

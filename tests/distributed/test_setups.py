@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import policylang
+from policylang.language.diagnostics import Diagnostic
 from tests.support.process import TORCHRUN, python
 from tests.support.ranks import run_ranks
 from tests.support.versions import needs_traced_meshes
@@ -31,22 +32,11 @@ def example(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def refused(train: Callable[[], object]) -> list[dict[str, Any]]:
+def refused(train: Callable[[], object]) -> tuple[Diagnostic, ...]:
     """What a training is refused with."""
-    try:
+    with pytest.raises(policylang.PolicyError) as raised:
         train()
-    except policylang.PolicyError as error:
-        return [
-            {
-                "code": each.code,
-                "message": each.message,
-                "help": each.help or "",
-                "details": list(each.details),
-                "notes": [other.message for other in each.related],
-            }
-            for each in error.diagnostics
-        ]
-    raise AssertionError("nothing was refused")
+    return raised.value.diagnostics
 
 
 def mesh_of_all() -> DeviceMesh:
@@ -79,12 +69,12 @@ def test_fsdp2_in_eager() -> None:
         (note,) = (each for each in rank["notes"] if "APL415" in each)
         assert "`reshard_after_forward=True`" in note
         (error,) = rank["refused"]
-        assert error["code"] == "APL414"
-        assert "the weights of `model.layers.0` gathered again" in error["message"]
-        assert "docs/setups.md#what-fsdp-means" in error["help"]
+        assert error.code == "APL414"
+        assert "the weights of `model.layers.0` gathered again" in error.message
+        assert "docs/setups.md#what-fsdp-means" in error.help
         (error,) = rank["traced"]
-        assert error["code"] == "APL363"
-        assert "docs/setups.md#a-traced-step" in error["help"]
+        assert error.code == "APL363"
+        assert "docs/setups.md#a-traced-step" in error.help
     assert first["losses"] != second["losses"], "each rank has batches of its own"
 
 
@@ -132,15 +122,15 @@ def test_fsdp2_with_compiled_blocks_and_what_is_said_of_a_model_compiled_whole()
         assert rank["saved"] == 4 * rank["a block saves"]
         assert any("APL415" in note for note in rank["notes"])
         (error,) = rank["refused"]
-        assert error["code"] == "APL302"
-        assert any("`fully_shard` gathers weights in hooks" in line for line in error["details"])
+        assert error.code == "APL302"
+        assert any("`fully_shard` gathers weights in hooks" in line for line in error.details)
         rules = policylang.load(example("fsdp2_eager").POLICY).rules
         needed = [rule.text for rule in rules if "in block" in rule.text and not rule.text.startswith("optional")]
-        follows = [note for note in error["notes"] if note.startswith("from it follows")]
+        follows = [note for note in error.related if note.message.startswith("from it follows")]
         assert len(follows) == len(needed) > 0
-        assert "docs/setups.md#fsdp2-with-compiled-blocks" in error["help"]
-        assert "policylang.checkpoint_model" in error["help"]
-        assert "optional" not in error["help"]
+        assert "docs/setups.md#fsdp2-with-compiled-blocks" in error.help
+        assert "policylang.checkpoint_model" in error.help
+        assert "optional" not in error.help
         assert rank["whole"] == with_policy[:1]
 
 
@@ -176,18 +166,7 @@ MESH_RANKS, TP = 4, 2
 MESH_STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def mesh_example() -> Any:
-    return imported()
-
-
-def imported() -> Any:
-    """The script as a module; it imports its neighbour as a script does."""
-    if str(EXAMPLES) not in sys.path:
-        sys.path.insert(0, str(EXAMPLES))
-    import train_fsdp_tp
-
-    return train_fsdp_tp
+imported = partial(example, "train_fsdp_tp")
 
 
 def runs() -> dict[str, Any]:
@@ -220,14 +199,14 @@ def trained(rank: int, names: tuple[str, ...]) -> dict[str, dict[str, list[float
 @needs_traced_meshes
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("cut over all",), ("compiled", "tensor parallel", "bfloat16")])
-def test_the_policy_changes_no_bit_of_the_loss_and_the_curve_is_that_of_one_process(names, mesh_example) -> None:
+def test_the_policy_changes_no_bit_of_the_loss_and_the_curve_is_that_of_one_process(names) -> None:
     """Both of one run on all ranks. The curve is that of one process up to the order in which sums are taken."""
     first, *others = run_ranks(trained, MESH_RANKS, names)
     assert all(other == first for other in others), "every rank knows the loss of all"
     for name in set(names) - {"compiled"}:
         assert first[name]["with"] == first[name]["without"], name
     for name in set(names) - {"bfloat16"}:
-        alone = mesh_example.train_alone(runs()[name])
+        alone = imported().train_alone(runs()[name])
         assert alone[-1] < alone[0]
         assert first[name]["with"] == pytest.approx(alone, rel=1e-5), name
 

@@ -81,12 +81,15 @@ def test_every_figure_is_read(tmp_path: Path) -> None:
 
 def test_operators_and_convolutions_have_figures_of_their_own(tmp_path: Path) -> None:
     more = "[operators]\ntanh = 4e11\n'aten.exp' = 2e11\n'my_kernels.norm' = 1e12\n"
-    found = good(LEAST.replace("[memory]", "convolution = 2.5\n[memory]") + more, tmp_path)
+    text = LEAST.replace("[memory]", "convolution = 2.5\n[memory]") + more
+    found = good(text, tmp_path)
     assert found.convolution == 2.5
     assert found.operators == {"aten.tanh": 4e11, "aten.exp": 2e11, "my_kernels.norm": 1e12}
     plain = good(LEAST, tmp_path)
     assert (plain.convolution, plain.operators) == (1, {})
     assert len({found.canonical, plain.canonical, evolve(found, operators={}).canonical}) == 3
+    assert found.canonical == good(text.replace("tanh", "'aten.tanh'"), tmp_path).canonical
+    assert found.canonical != good(text.replace("4e11", "5e11"), tmp_path).canonical
 
 
 def test_what_is_left_out_has_a_meaning(tmp_path: Path) -> None:
@@ -175,8 +178,18 @@ MISTAKES = [
     ("bandwidth = 45e9", "bandwidth = 45e9\ngroup = '0'", "APL155", "group", "`group` means nothing without `times`",
      ""),
     ("[host]", "[operators]\ntahn = 4e11\n[host]", "APL155", "tahn", "`tahn` is no operator", "`tanh`"),
+    ("[host]", "[operators]\n'aten.tanh.default' = 4\n[host]", "APL155", "'aten.tanh.default'",
+     "`aten.tanh.default` is no operator", "tanh"),
+    ("[host]", "[operators]\n'' = 4\n[host]", "APL155", "''", "`` is no operator", "my_kernels.fused_norm"),
+    ("[host]", "[operators]\n'größe.x' = 4\n[host]", "APL155", "'größe.x'", "`größe.x` is no operator", "tanh"),
+    ("[host]", "[operators]\ntanh = 'fast'\n[host]", "APL157", "'fast'",
+     "`tanh` is a text, and should be a number of bytes per second", ""),
     ("[host]", "[operators]\ntanh = 0\n[host]", "APL157", "0", "`tanh = 0` cannot be", ""),
-    ("attention = 0.7", "convolution = 11", "APL157", "11", "`convolution = 11` cannot be: it is a share", ""),
+    ('name = "our-cluster"', "operators = 3", "APL157", "operators", "`operators` is a number, and should be a table",
+     ""),
+    ("attention = 0.7", "convolution = 11", "APL157", "11",
+     "`convolution = 11` cannot be: it is a share, above 0 and at most 10", ""),
+    ("attention = 0.7", "convolution = 0", "APL157", "0", "`convolution = 0` cannot be", ""),
     ("bandwidth = 45e9", "times = 3", "APL157", "3", "`times` should be the path of a table", ""),
     ("bandwidth = 45e9", "times = 'no.table'", "APL153", "'no.table'", "`no.table` cannot be read: no such file", ""),
     ('name = "our-cluster"', "name = 3", "APL157", "3", "`name` should be a text of one line", ""),

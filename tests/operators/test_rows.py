@@ -117,25 +117,29 @@ def calls(r: int, w: int, n: int) -> list[tuple[Any, tuple[Any, ...]]]:
 CALLS = calls(6, 5, 4)
 
 
+def _compared(target: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of a call, its inputs as a tree, at which places of it tensors are, and what is said of them."""
+    name, whole = describe(target).name, target(*given)
+    results = [whole] if isinstance(whole, Tensor) else list(whole)
+    leaves, tree = pytree.tree_flatten(_filled(target, given))
+    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    plain = tuple(tuple(each) if isinstance(each, list) else each for each in _filled(target, given))
+    shape = tuple(whole.shape) if isinstance(whole, Tensor) else None
+    dims = dims_of(name, plain, shape, [tuple(leaves[at].shape) for at in places])
+    assert dims is not None, name
+    return name, results, leaves, tree, places, dims
+
+
 @drawn(r=st.integers(2, 9), w=st.sampled_from([16, 32]), n=st.integers(2, 5), seed=st.integers(0, 99))
 @settings(max_examples=4, deadline=None)
 def test_rows_in_another_order_give_the_same_rows_bit_by_bit(r: int, w: int, n: int, seed: int) -> None:
     """Of every operator that is known. Rows are of 16 numbers, two vectors of the CPU: torch computes those that are
     left at the end by other code, whose last bit may differ."""
     for target, given in calls(r, w, n):
-        name, whole = describe(target).name, target(*given)
-        results = [whole] if isinstance(whole, Tensor) else list(whole)
-        leaves, tree = pytree.tree_flatten(_filled(target, given))
-        places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        plain = tuple(tuple(each) if isinstance(each, list) else each for each in _filled(target, given))
-        shape = tuple(whole.shape) if isinstance(whole, Tensor) else None
-        dims = dims_of(name, plain, shape, [tuple(leaves[at].shape) for at in places])
-        assert dims is not None, name
+        name, results, leaves, tree, places, dims = _compared(target, given)
         for label in {each for made in dims.makes for each in made if each >= 0} - dims.mixed - dims.summed:
-            cut, found = (
-                list(leaves),
-                [(each, made.index(label)) for each, made in zip(results, dims.makes, strict=True) if label in made],
-            )
+            cut = list(leaves)
+            found = [(each, made.index(label)) for each, made in zip(results, dims.makes, strict=True) if label in made]
             order = torch.randperm(found[0][0].shape[found[0][1]], generator=torch.Generator().manual_seed(seed))
             for at, read in zip(places, dims.reads, strict=True):
                 if label in read:
@@ -168,14 +172,7 @@ def _filled(target: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
 )
 def test_slices_of_the_inputs_give_slices_of_the_result_or_parts_of_a_sum(call: tuple[Any, tuple[Any, ...]]) -> None:
     target, given = call
-    name, whole = describe(target).name, target(*given)
-    results = [whole] if isinstance(whole, Tensor) else list(whole)
-    leaves, tree = pytree.tree_flatten(_filled(target, given))
-    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    plain = tuple(tuple(each) if isinstance(each, list) else each for each in _filled(target, given))
-    shape = tuple(whole.shape) if isinstance(whole, Tensor) else None
-    dims = dims_of(name, plain, shape, [tuple(leaves[at].shape) for at in places])
-    assert dims is not None, name
+    name, results, leaves, tree, places, dims = _compared(target, given)
     labels = {each for read in (*dims.reads, *dims.makes) for each in read if each >= 0}
     tried = 0
     for label in sorted(labels.difference(dims.mixed)):
