@@ -12,6 +12,7 @@ from attrs import evolve
 from policylang.graph.blocks import Chains
 from policylang.graph.facts import Facts, Flag, GraphKind, mask_of
 from policylang.language import diagnostics, syntax
+from policylang.language.cancellation import collector_paused
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic, diagnose
 from policylang.language.selectors import rebuild, replaced, tests_of, with_lets
@@ -38,6 +39,7 @@ _FREED = 0.05  # the share of its values' bytes that a rule has to free
 _MOST_LINES = 3
 
 
+@collector_paused()
 def costly_lines(plan: Plan, capabilities: Capabilities) -> tuple[Diagnostic, ...]:
     """A warning for each line that costs memory, work or time and need not, with the include that brings it; none of a
     plan with errors."""

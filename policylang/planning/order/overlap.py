@@ -137,7 +137,8 @@ class LocalMoves:
             if sent[node] >= 0:
                 over[node] = free[streams[node]] = max(now, free.get(streams[node], 0.0)) + lengths[node]
         for node, ended in enumerate(over):
-            exposed[node] += max(ended - now, 0.0)
+            if ended > now:
+                exposed[node] += ended - now
         return max((now, *free.values())), exposed
 
 

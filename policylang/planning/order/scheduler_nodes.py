@@ -360,7 +360,10 @@ class RangeMaximum:
         low >>= 1
         while low:
             left, right = most[2 * low], most[2 * low + 1]
-            most[low] = (left if left > right else right) + added[low]
+            now = (left if left > right else right) + added[low]
+            if most[low] == now:  # so is all above
+                break
+            most[low] = now
             low >>= 1
 
     def most(self, start: int, end: int) -> int:
@@ -484,16 +487,16 @@ class MemoryAhead:
         if self._live.bytes + buffers.needs[node] > limit:
             return False
         keeps = buffers.keeps[node]
-        gone = [(self._last_before(each, node, head), buffers.sizes[each]) for each in buffers.used[node]]
-        gone = [(start, size) for start, size in gone if start <= node]
+        changes = {head: keeps}  # from where on up to its old place
+        for each in buffers.used[node]:
+            start = self._last_before(each, node, head)
+            changes[start] = changes.get(start, 0) - buffers.sizes[each]
         levels.add(node, node + 1, _LEAST)
-        levels.add(head, node, keeps)
-        for start, size in gone:
-            levels.add(start, node, -size)
+        for start, more in changes.items():
+            levels.add(start, node, more)
         if keeps > 0 and levels.most(head, node) > limit:
-            for start, size in gone:
-                levels.add(start, node, size)
-            levels.add(head, node, -keeps)
+            for start, more in changes.items():
+                levels.add(start, node, -more)
             levels.add(node, node + 1, -_LEAST)
             return False
         self._done[node] = 1
