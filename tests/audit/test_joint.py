@@ -29,6 +29,7 @@ from policylang.planning.plan import Plan
 from policylang.planning.value_outcome import RECOMPUTED
 from tests.backends.test_partition_cases import traced
 from tests.support.hand import Hand, aten, by_hand, c10d
+from tests.support.models import Function
 from tests.support.run_partition import Traced
 from tests.support.run_partition import traced as traced_model
 from tests.support.sharded import fake_ranks
@@ -367,11 +368,6 @@ def test_the_audit_sees_a_copy_that_starts_before_its_value_exists() -> None:
 EAGER_POLICY = "recompute everything\nsave sin"
 
 
-class Block(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sin().cos().exp().tanh()
-
-
 @pytest.fixture
 def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, ...]]:
     """What the audit of one call was given."""
@@ -383,7 +379,9 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, ...]]:
 
     monkeypatch.setattr(region, "audit_eager", noted)
     policy = policylang.parse("blocks *\n" + EAGER_POLICY)
-    model = policylang.checkpoint_model(nn.Sequential(Block()), policy, strict=True)
+    model = policylang.checkpoint_model(
+        nn.Sequential(Function(lambda x: x.sin().cos().exp().tanh())), policy, strict=True
+    )
     model(torch.randn(4, 4, requires_grad=True)).sum().backward()
     yield from seen
 

@@ -20,6 +20,7 @@ import policylang
 from policylang.backends.torch_compile import backend
 from policylang.errors import PolicyError, PolicyMatchError, PolicyMeaningError
 from policylang.graph.facts import GraphKind
+from tests.support.models import Function
 
 POLICY = "recompute everything\nsave first mm\n"
 SAME_POLICY = "# moves every line\n\nrecompute   everything\nsave first mm"
@@ -34,16 +35,11 @@ class Products(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4, bias=False)
         self.name, self.nested = name, nested
-        setattr(self, name, Square())
+        setattr(self, name, Function(lambda x: x @ x.detach()))
 
     def forward(self, x: Tensor) -> Tensor:
         square, x = getattr(self, self.name), self.linear(x)
         return checkpoint(square, x, use_reentrant=False) if self.nested else square(x)
-
-
-class Square(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ x.detach()
 
 
 @pytest.fixture(autouse=True)

@@ -24,17 +24,13 @@ from policylang.planning.plan import Plan
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
 from tests.support.edited import assert_facts_hold
-from tests.support.lines import NAMES, Chain, chains, gather, gathers, placements_of, shard_of, traced
+from tests.support.lines import Chain, chains, device_mesh, gather, gathers, placements_of, shard_of, traced
 from tests.support.ranks import run_ranks
 from tests.support.sharded import ALL_GATHER, REDUCE_SCATTER, fake_ranks, sharded_stack
 from tests.support.versions import needs_groups_in_any_order
 
 FUSE = policylang.parse("fuse all_gather chains")
 IF_ANY = policylang.parse("optional fuse all_gather chains")
-
-
-def mesh_of(*shape: int) -> DeviceMesh:
-    return init_device_mesh("cpu", shape, mesh_dim_names=NAMES[: len(shape)])
 
 
 def apply(gm: fx.GraphModule, policy: policylang.Policy, mesh: DeviceMesh | None = None) -> Plan:
@@ -56,7 +52,7 @@ def check_fused(gm: fx.GraphModule, shard: Tensor, expected: Tensor, what: str, 
 
 
 def by_hand(rank: int, *shape: int) -> None:
-    mesh = mesh_of(*shape)
+    mesh = device_mesh(*shape)
     shard = shard_of(rank)
     for chain in chains(len(shape)):
         gm = traced(partial(chain, mesh), shard)
@@ -65,7 +61,7 @@ def by_hand(rank: int, *shape: int) -> None:
 
 
 def by_dtensor(rank: int, *shape: int) -> None:
-    mesh = mesh_of(*shape)
+    mesh = device_mesh(*shape)
     shard = torch.arange(64.0).reshape(8, 8) + 1000 * rank
     for kind in ("one", "both"):
 
@@ -110,7 +106,7 @@ def on_part_of_the_world(rank: int) -> None:
 
 def with_a_group_that_is_there(rank: int) -> None:
     """A flattened mesh has a group; where its order is the right one, no other is made."""
-    mesh = mesh_of(2, 2)
+    mesh = device_mesh(2, 2)
     mesh._flatten("all")
     before = len(list(distributed.known_groups()))
     outer_first, inner_first = Chain((1, 0), "direct"), Chain((0, 1), "direct")
@@ -122,7 +118,7 @@ def with_a_group_that_is_there(rank: int) -> None:
 
 def left_alone(rank: int) -> dict[str, str]:
     """Chains that are not one gather. Of each what is said."""
-    mesh = mesh_of(2, 2)
+    mesh = device_mesh(2, 2)
 
     def other_reader(shard: Tensor) -> Tensor:
         half = gather(shard, 0, mesh, 0)
@@ -155,7 +151,7 @@ def left_alone(rank: int) -> dict[str, str]:
 
 def there_and_back(rank: int) -> None:
     """A rank's own part of what it has gathered is what it had."""
-    mesh = mesh_of(2, 2)
+    mesh = device_mesh(2, 2)
     for dim in range(2):
 
         def own(shard: Tensor, dim: int = dim) -> Tensor:
@@ -174,7 +170,7 @@ def there_and_back(rank: int) -> None:
 
 
 def only_over_the_named_dimensions(rank: int) -> None:
-    mesh = mesh_of(2, 2, 2)
+    mesh = device_mesh(2, 2, 2)
     policy = policylang.parse("optional fuse all_gather chains over dp, tp")
     for dims, left in (((0, 1), 1), ((1, 0), 1), ((1, 2), 2), ((2, 0), 2)):
         chain = Chain(dims, "direct")

@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.nn.utils import parametrize
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
 
 import policylang
 from policylang import TracedStep, trace_step
@@ -21,9 +20,9 @@ from policylang.backends.applied_plans import last_audited
 from policylang.backends.joint import Partition, partitions
 from tests.support.compiled import backend_for, fresh_dynamo
 from tests.support.edited import assert_facts_hold
-from tests.support.lines import NAMES, Layers, gathers, placements_of, scatters
+from tests.support.lines import Layers, device_mesh, gathers, placements_of, scatters
 from tests.support.ranks import run_ranks
-from tests.support.sharded import fake_ranks, sharded_stack
+from tests.support.sharded import fake_ranks, shard_parameters, sharded_stack
 from tests.support.twice import Once, partitioned_once
 from tests.support.versions import needs_groups_in_any_order
 from tests.tracing.test_against_eager import eager_step, mean_square, net, twin
@@ -44,10 +43,6 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 def batch(rank: int) -> Tensor:
     return torch.randint(-2, 3, (4, 16), generator=torch.Generator().manual_seed(rank)).float()
-
-
-def mesh_of(*shape: int) -> DeviceMesh:
-    return init_device_mesh("cpu", shape, mesh_dim_names=NAMES[: len(shape)])
 
 
 def locals_of(model: nn.Module) -> list[Tensor]:
@@ -98,7 +93,7 @@ def check_compiled(rank: int, model: Layers, text: str, expected: tuple[int, int
 def steps(rank: int, *shapes: tuple[int, ...]) -> None:
     warnings.simplefilter("ignore")  # DTensor advises to flatten the mesh
     for shape in shapes:
-        mesh = mesh_of(*shape)
+        mesh = device_mesh(*shape)
         for kind in ("one", "both"):
             model = Layers(mesh, placements_of(len(shape), kind))
             loss = loss_of(model, batch(rank))
@@ -115,7 +110,7 @@ def steps(rank: int, *shapes: tuple[int, ...]) -> None:
 def sums_in_another_order(rank: int) -> None:
     """Not bitwise where the numbers are not whole: close, and the report says so."""
     warnings.simplefilter("ignore")
-    mesh = mesh_of(2, 2)
+    mesh = device_mesh(2, 2)
     model = Layers(mesh, placements_of(2, "one"))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -183,7 +178,7 @@ class ReadTwice(Gathered):
 @pytest.fixture
 def many() -> Iterator[DeviceMesh]:
     with fake_ranks(128):
-        yield mesh_of(16, 8)
+        yield device_mesh(16, 8)
 
 
 def split(model: nn.Module, x: Tensor, text: str) -> Once:
@@ -334,23 +329,6 @@ RANKS = 2
 c10d = torch.ops._c10d_functional
 
 
-class Gather(nn.Module):
-    """A parameter as its shards say it: gathered where it is used, its gradient scattered."""
-
-    def forward(self, sharded: DTensor) -> Tensor:
-        return sharded.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial("avg")])
-
-
-def shard(model: nn.Module) -> nn.Module:
-    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
-    for module in list(model.modules()):
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            sharded = nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)]))
-            module.register_parameter(name, sharded)
-            parametrize.register_parametrization(module, name, Gather(), unsafe=True)
-    return model
-
-
 def count(step: TracedStep, target: Any) -> int:
     return sum(node.target is target for node in step.gm.graph.nodes)
 
@@ -358,7 +336,7 @@ def count(step: TracedStep, target: Any) -> int:
 def check_training(rank: int) -> None:
     model, x = net()
     x = x + rank
-    model = shard(model)
+    model = shard_parameters(model, RANKS)
     other = twin(model)
     step = trace_step(model, mean_square, x)
     assert count(step, c10d.all_gather_into_tensor.default) == 4
@@ -379,7 +357,7 @@ def check_training(rank: int) -> None:
 
 def check_reshard_after_forward(rank: int) -> None:
     model, x = net()
-    model = shard(model)
+    model = shard_parameters(model, RANKS)
     step = trace_step(model, mean_square, x + rank)
     loss, gradients = step(x + rank)
     step.apply(policylang.parse("undecided -> save; must_recompute chain through all_gather where from parameter"))
@@ -392,7 +370,7 @@ def check_reshard_after_forward(rank: int) -> None:
 
 def check_optimizer(rank: int) -> None:
     model, x = net()
-    model = shard(model)
+    model = shard_parameters(model, RANKS)
     other = twin(model)
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (model, other)]
     for each, optimizer in zip((model, other), optimizers, strict=True):

@@ -29,7 +29,7 @@ from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import PathGlob
 from tests.graph.captured import executed, facts_of_model, joint_of
 from tests.support.drawn import drawn
-from tests.support.lines import NAMES, Chain, picking, shard_of, traced
+from tests.support.lines import NAMES, Chain, device_mesh, picking, shard_of, traced
 from tests.support.models import ZOO
 from tests.support.sharded import fake_ranks
 from tests.support.shared_graphs import BACKWARD, FOLDER, shared_facts
@@ -262,7 +262,7 @@ def facts_of(mesh: DeviceMesh, given: DeviceMesh | None = None) -> Facts:
 
 def test_a_mesh_that_nobody_passed_is_found_and_one_that_was_passed_is_the_only_one() -> None:
     with fake_ranks(8):
-        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=NAMES[:2])
+        mesh = device_mesh(2, 4)
         renamed = init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))
         expected = Mesh(("dp", "tp"), (2, 4), tuple(range(8)))
         assert expected in facts_of(mesh).meshes
@@ -272,8 +272,8 @@ def test_a_mesh_that_nobody_passed_is_found_and_one_that_was_passed_is_the_only_
 
 def test_a_mesh_that_has_none_of_the_groups_is_not_looked_at() -> None:
     with fake_ranks(8):
-        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=NAMES[:2])
-        cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=NAMES)
+        mesh = device_mesh(2, 4)
+        cube = device_mesh(2, 2, 2)
         others = DeviceMesh("cpu", torch.tensor([[4, 5], [6, 7]]))
         pairs = DeviceMesh("cpu", torch.tensor([[0, 1], [2, 3]]))
         found = facts_of(mesh).meshes

@@ -19,7 +19,7 @@ import torch.distributed._functional_collectives as funcol
 from attrs import define, evolve, field, frozen
 from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
@@ -157,6 +157,10 @@ def reasons(facts: Facts, text: str = "optional fuse all_gather chains", able: C
 
 NAMES = ("dp", "tp", "cp")
 FORMS = ("direct", "permuted", "joined")
+
+
+def device_mesh(*shape: int) -> DeviceMesh:
+    return init_device_mesh("cpu", shape, mesh_dim_names=NAMES[: len(shape)])
 
 
 @frozen

@@ -305,16 +305,10 @@ def test_a_rule_that_matches_nothing_is_an_error_at_the_first_backward(way: Way)
         loss.backward()
 
 
-class Breaks(nn.Module):
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-        self.after = nn.Linear(16, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.block(x)
-        torch._dynamo.graph_break()
-        return torch.relu(self.after(x))
+def breaks(part: nn.Module, x: Tensor) -> Tensor:
+    x = part.block(x)
+    torch._dynamo.graph_break()
+    return torch.relu(part.after(x))
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -326,7 +320,7 @@ def test_a_graph_break_in_a_block(way: Way) -> None:
     model = twin(example.module)
     layers: Any = model.layers
     for number, block in enumerate(layers):
-        layers[number] = Breaks(block)
+        layers[number] = models.Function(breaks, block=block, after=nn.Linear(16, 16))
     expected = train(twin(model), run)
     model = way(model, backend())
     in_place = way in list(WAYS.values())[:2]

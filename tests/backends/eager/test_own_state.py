@@ -27,7 +27,7 @@ from policylang.language.cancellation import collector_paused
 from policylang.language.syntax import Policy
 from tests.support.drawn import crossed, slow
 from tests.support.eager import differences, train
-from tests.support.models import Layers
+from tests.support.models import Function, Layers
 
 W = 6
 
@@ -430,22 +430,15 @@ def test_a_tensor_that_a_block_is_called_with_is_written_to(writes: str) -> None
         found.sum().backward()
 
 
-class Masked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 16, bias=False, dtype=torch.double)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.linear(x)
-        for _ in range(4):
-            x = F.dropout(x, 0.3)
-        return x
+def masked() -> nn.Module:
+    linear, masks = nn.Linear(16, 16, bias=False, dtype=torch.double), nn.Sequential(*[nn.Dropout(0.3)] * 4)
+    return Function(lambda block, x: block.masks(block.linear(x)), linear=linear, masks=masks)
 
 
 @pytest.mark.parametrize("preserve", [True, slow(False)])
 def test_threads_that_draw_at_the_same_time_are_right_or_refused(preserve: bool) -> None:
     """A loss that is linear in each weight is the product of that weight and its gradient."""
-    model = Layers(*(Masked() for _ in range(3)))
+    model = Layers(*(masked() for _ in range(3)))
     policylang.checkpoint_model(model, policylang.parse(POLICIES[0]), preserve_rng_state=preserve)
     weights = [block.linear.weight for block in model.layers]
     inputs = torch.randn(64, 16, dtype=torch.double)

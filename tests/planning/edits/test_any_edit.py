@@ -464,7 +464,7 @@ def test_a_wrong_order_of_ranks_is_caught(line: Line, data: st.DataObject) -> No
 def test_the_evaluator_does_what_torch_does(line: Line) -> None:
     """Layout operators are torch's own; of a gather, torch is handed the shards side by side."""
     gm = line.done()
-    facts = line_facts(line, gm)
+    facts = collect(gm, kind=GraphKind.FORWARD, groups=line.groups)
     shape = facts.shapes[0]
     size = prod(shape)
     ranks = line.mesh.ranks
@@ -493,12 +493,6 @@ def test_the_evaluator_does_what_torch_does(line: Line) -> None:
                 assert isinstance(ours, Tensor)
                 assert (ours.shape, ours.elements()) == (tuple(value.shape), value.flatten().tolist())
                 assert ours.contiguous == value.is_contiguous()
-
-
-def line_facts(line: Line, gm: torch.fx.GraphModule) -> Facts:
-    from policylang.graph.collect import collect
-
-    return collect(gm, kind=GraphKind.FORWARD, groups=line.groups)
 
 
 def test_values_of_unlike_shapes_are_made_small_each_for_itself() -> None:
