@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.compilers import nop
@@ -16,7 +15,6 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import policylang
 from policylang import PolicyGraphError, PolicyMatchError, PolicyWarning
@@ -33,7 +31,7 @@ from tests.support.compiled import (
     train,
 )
 from tests.support.models import Example, Function, llama, mlp, square_loss
-from tests.support.sharded import ALL_GATHER, WIDTH, Meshed
+from tests.support.sharded import ALL_GATHER, WIDTH, Meshed, fake_ranks
 from tests.support.versions import needs_groups_in_any_order
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -353,9 +351,8 @@ FUSE = "fuse all_gather chains over dp, tp"
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    dist.destroy_process_group()
+    with fake_ranks(4, rank=1):
+        yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
 def model(mesh: DeviceMesh) -> Meshed:

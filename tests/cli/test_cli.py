@@ -13,6 +13,7 @@ from contextlib import chdir
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import dedent
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,10 +54,8 @@ def test_usage_errors_exit_with_2(policylang, arguments):
 
 
 def test_a_bug_in_policylang_says_so(policylang, monkeypatch):
-    def broken(*paths, **options):
-        raise ZeroDivisionError("the planets are not aligned")
-
-    monkeypatch.setattr("policylang.api.load.check", broken)
+    broken = ZeroDivisionError("the planets are not aligned")
+    monkeypatch.setattr("policylang.api.load.check", Mock(side_effect=broken))
     outcome = policylang("check", "any.apl")
     assert outcome.code == 101
     assert outcome.out == ""
@@ -385,12 +384,9 @@ def test_what_is_not_read_is_replaced(here: Path, policylang: Callable[..., Outc
 
 @pytest.mark.parametrize("run", [(*PLAN, "--html", "out"), (*SAVE_OPS, "-o", "out")])
 def test_what_cannot_be_written_whole_is_left(run, here, monkeypatch, policylang) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     Path("d.toml").write_text(PROFILE, encoding="utf-8")
     Path("out").write_text("old", encoding="utf-8")
-    monkeypatch.setattr(files.os, "replace", full)
+    monkeypatch.setattr(files.os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
     outcome = policylang(*run)
     assert outcome.code == 2
     assert "cannot write `out`: no space left on device" in outcome.err

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,10 +69,7 @@ def test_a_syntax_error_is_reported_and_the_file_untouched(policylang, messy, tm
 
 
 def test_a_file_that_cannot_be_written_stays_as_it_was(policylang, messy, monkeypatch):
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "replace", full)
+    monkeypatch.setattr(files.os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
     outcome = policylang("fmt", str(messy))
     assert outcome.code == 2
     assert "cannot be written: no space left on device" in outcome.err

@@ -236,9 +236,7 @@ def test_a_model_that_cannot_be_compared(run, function, said):
 
 
 def test_a_bug_of_ours_is_not_called_theirs(run, monkeypatch):
-    def broken(*_):
-        raise ZeroDivisionError("in the comparison")
-
+    broken = Mock(side_effect=ZeroDivisionError("in the comparison"))
     monkeypatch.setattr("policylang.testing.agreement.compare_decisions", broken)
     Path("users_models.py").write_text(MODELS.replace("len(made) > 1", "False"))
     outcome = run("agree", "second_fails")
@@ -251,10 +249,7 @@ def test_a_bug_of_ours_is_not_called_theirs(run, monkeypatch):
     "error", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")]
 )
 def test_memory_that_runs_out_is_no_bug(policylang, monkeypatch, error):
-    def broken(*paths, **options):
-        raise error
-
-    monkeypatch.setattr("policylang.api.load.check", broken)
+    monkeypatch.setattr("policylang.api.load.check", Mock(side_effect=error))
     outcome = policylang("check", "any.apl")
     assert (outcome.code, outcome.err.splitlines()[0]) == (1, "policylang: memory ran out")
 

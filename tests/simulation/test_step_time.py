@@ -14,8 +14,7 @@ from policylang.simulation.node_times import CollectivePrices, NodeTimes, node_t
 from policylang.simulation.streams import ExposedBy, Lanes, StepTime, exposed_bounds, lanes, step_time
 from tests.planning.strategies import graphs
 from tests.support.drawn import drawn
-from tests.support.orders import SECOND as A_SECOND
-from tests.support.orders import every_order, in_order, sending
+from tests.support.orders import SECOND, every_order, in_order, sending
 from tests.support.textgraph import GraphBuilder, facts_of
 
 WAIT, PIECE = "_c10d_functional.wait_tensor.default", "builtin.getitem"
@@ -169,8 +168,7 @@ def _is_beside(facts: Facts, row: int) -> bool:
     return bool(facts.flags[row] & Flag.COLLECTIVE) and not facts.flops[row]
 
 
-SECOND = DeviceProfile("one byte a second", {}, Rate.constant(1.0), host_bandwidth=1.0)
-GATHER, STEP_TIME_WAIT = "_c10d_functional.all_gather_into_tensor.default", "_c10d_functional.wait_tensor.default"
+GATHER = "_c10d_functional.all_gather_into_tensor.default"
 
 
 def step(facts: Facts, seconds: dict[str, float], schedule: Schedule | None = None) -> StepTime:
@@ -184,7 +182,7 @@ SHARDED = f"""
     %v = parameter bytes=10
     %g = {GATHER}(%w) collective group=dp:4 bytes=40
     %a = aten.sin.default(%v) bytes=40
-    %gw = {STEP_TIME_WAIT}(%g) bytes=40
+    %gw = {WAIT}(%g) bytes=40
     %b = aten.mul.Tensor(%a, %gw) bytes=40
     %loss = aten.sum.default(%b) bytes=4
     ---
@@ -294,7 +292,7 @@ def flat(draw: st.DrawFn) -> Facts:
         elif kind == "view":
             builder.add(name, "aten.view.default", reads[:1], flags=Flag.VIEW, bytes=size)
         else:
-            builder.add(name, STEP_TIME_WAIT if kind == "wait" else "builtin.getitem", reads[:1], bytes=size)
+            builder.add(name, WAIT if kind == "wait" else "builtin.getitem", reads[:1], bytes=size)
     return builder.facts(GraphKind.FLAT)
 
 
@@ -345,7 +343,7 @@ LAYER = f"""
     %a = aten.sin.default(%x) bytes=10
     %g = {GATHER}(%w) collective group=dp:4 bytes=40
     %b = aten.sin.default(%a) bytes=10
-    %gw = {STEP_TIME_WAIT}(%g) bytes=40
+    %gw = {WAIT}(%g) bytes=40
     %c = aten.mul.Tensor(%b, %gw) bytes=40
     output(%c)
 """
@@ -353,7 +351,7 @@ LAYER = f"""
 
 def run(text: str, seconds: dict[str, float], **limits: int) -> Lanes:
     facts = facts_of(text)
-    times = NodeTimes(A_SECOND, [seconds.get(name, 0.0) for name in facts.names], {}, {})
+    times = NodeTimes(SECOND, [seconds.get(name, 0.0) for name in facts.names], {}, {})
     return lanes(facts, build_schedule(facts, ()), times, **limits)
 
 
@@ -376,10 +374,10 @@ def test_one_that_starts_with_the_step_and_is_read_at_once_waits_for_its_data() 
         %w = parameter bytes=10
         %s = prims.convert_element_type.default(%w) bytes=5
         %g = {GATHER}(%s) collective group=dp:4 bytes=40
-        %gw = {STEP_TIME_WAIT}(%g) bytes=40
+        %gw = {WAIT}(%g) bytes=40
         %c = aten.sin.default(%gw) bytes=40
         %h = {GATHER}(%c) collective group=tp:4 bytes=40
-        %hw = {STEP_TIME_WAIT}(%h) bytes=40
+        %hw = {WAIT}(%h) bytes=40
         %d = aten.sin.default(%hw) bytes=40
         output(%d)
     """
@@ -390,7 +388,7 @@ def test_one_that_starts_with_the_step_and_is_read_at_once_waits_for_its_data() 
 
 def test_the_second_of_a_group_waits_for_the_first() -> None:
     text = LAYER.replace("%a =", f"%f = {GATHER}(%w) collective group=dp:4 bytes=40\n    %a =")
-    text = text.replace("output(%c)", f"%fw = {STEP_TIME_WAIT}(%f) bytes=40\n    output(%c, %fw)")
+    text = text.replace("output(%c)", f"%fw = {WAIT}(%f) bytes=40\n    output(%c, %fw)")
     found = {each.row: each for each in run(text, {"f": 9, "a": 2, "g": 5, "b": 1, "c": 1}).collectives}
     first, second = found.values()
     assert (second.issued, second.start, second.end) == (2, 9, 14)
@@ -400,7 +398,7 @@ def test_the_second_of_a_group_waits_for_the_first() -> None:
 
 def test_one_that_is_awaited_before_anybody_reads_it_is_exposed_by_the_order() -> None:
     text = LAYER.replace("    %a = aten.sin.default(%x) bytes=10\n", "").replace("(%a)", "(%x)")
-    wait = f"    %gw = {STEP_TIME_WAIT}(%g) bytes=40\n"
+    wait = f"    %gw = {WAIT}(%g) bytes=40\n"
     text = text.replace(wait, "").replace("    %b =", f"{wait}    %b =")
     (gather,) = run(text, {"g": 5, "b": 6, "c": 1}).collectives
     assert (gather.issued, gather.exposed, gather.exposed_by) == (0, 5, ExposedBy.ORDER)
@@ -438,7 +436,7 @@ def test_what_is_under_way_at_the_end_is_exposed_there_and_shared_out() -> None:
 def test_one_that_runs_again_is_there_twice() -> None:
     facts = facts_of(SHARDED)
     seconds = {"g": 5.0, "b": 1.0, "db": 1.0}
-    times = NodeTimes(A_SECOND, [seconds.get(name, 0.0) for name in facts.names], {}, {})
+    times = NodeTimes(SECOND, [seconds.get(name, 0.0) for name in facts.names], {}, {})
     again = build_schedule(facts, [facts.index["g"], facts.index["gw"]])
     found = [each for each in lanes(facts, again, times).collectives if facts.names[each.row] == "g"]
     assert [(each.issued, each.end, each.exposed) for each in found] == [(0, 5, 5), (6, 11, 5)]
@@ -479,7 +477,7 @@ def test_no_order_exposes_less_than_the_bound(drawn: tuple[Facts, NodeTimes]) ->
 )
 def test_the_bound_of_a_layer(seconds: dict[str, float], bound: float) -> None:
     facts = facts_of(LAYER)
-    times = NodeTimes(A_SECOND, [float(seconds.get(name, 0)) for name in facts.names], {}, {})
+    times = NodeTimes(SECOND, [float(seconds.get(name, 0)) for name in facts.names], {}, {})
     assert exposed_bounds(facts, times).seconds == pytest.approx(bound)
 
 
@@ -492,19 +490,19 @@ def test_the_bound_counts_forward_and_backward_apart(started: str, bound: float)
         %w = parameter bytes=10
         %v = parameter bytes=10
         %g = {GATHER}(%w) collective group=dp:4 bytes=10
-        %gw = {STEP_TIME_WAIT}(%g) bytes=10
+        %gw = {WAIT}(%g) bytes=10
         %y = aten.sin.default(%gw) bytes=10
         {sent.get("forward", "")}
         ---
         %t = tangent bytes=10
         {sent.get("backward", "")}
-        %hw = {STEP_TIME_WAIT}(%h) bytes=10
+        %hw = {WAIT}(%h) bytes=10
         %b = aten.mul.Tensor(%t, %hw) bytes=10
         output(%y, %b)
     """
     facts = facts_of(text)
     seconds = {"g": 5.0, "h": 7.0, "y": 1.0, "b": 20.0}
-    times = NodeTimes(A_SECOND, [seconds.get(name, 0.0) for name in facts.names], {}, {})
+    times = NodeTimes(SECOND, [seconds.get(name, 0.0) for name in facts.names], {}, {})
     assert exposed_bounds(facts, times).seconds == bound
 
 

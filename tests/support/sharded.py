@@ -57,11 +57,11 @@ def shard_parameters(model: nn.Module, world: int, dtype: torch.dtype = torch.fl
 
 
 @contextmanager
-def fake_ranks(world: int) -> Iterator[None]:
-    """One process that believes it is rank 0 of many: collectives return at once, with whatever is in memory."""
+def fake_ranks(world: int, rank: int = 0) -> Iterator[None]:
+    """One process that believes it is a rank of many: collectives return at once, with whatever is in memory."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         yield
     finally:

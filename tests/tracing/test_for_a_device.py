@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import policylang
 from policylang.graph.collect import collect
@@ -32,6 +30,7 @@ from policylang.torch_compat.absent_cuda import ON_CUDA, cuda_hooks
 from policylang.torch_compat.tracing import functionalized
 from policylang.tracing.capture import _kernels_of
 from policylang.tracing.target_device import AttentionCall, TargetDevice, chosen_kernel, target_device, tracing_for
+from tests.support.sharded import fake_ranks
 from tests.support.shared_graphs import ONE_DEVICE, shared_graph
 from tests.support.versions import VERSION
 
@@ -291,8 +290,7 @@ def test_a_step_of_an_optimizer_and_tied_weights():
 
 
 def test_dtensors_of_a_mesh_of_cpu_processes():
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    try:
+    with fake_ranks(4, rank=1):
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
         parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -301,8 +299,6 @@ def test_dtensors_of_a_mesh_of_cpu_processes():
         assert (there.targets, there.shapes) == (here.targets, here.shapes)
         assert traced_on(there) == {"cuda"}
         assert mesh.device_type == "cpu"
-    finally:
-        dist.destroy_process_group()
 
 
 def test_flex_attention_which_has_no_backward_on_a_cpu():
@@ -387,38 +383,22 @@ POLICY = "include <llama3_sac>\nundecided -> save"
 MIB, GIB = 2**20, 2**30
 
 
-def language_model(config: Any) -> nn.Module:
+def language_model(config: Any, layers: int, **sizes: Any) -> nn.Module:
+    sizes |= {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-any-return]
+        return transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
+            config(num_hidden_layers=layers, **sizes), dtype=torch.bfloat16
+        )
 
 
 def qwen3_8b(layers: int) -> nn.Module:
-    return language_model(
-        transformers.Qwen3Config(
-            num_hidden_layers=layers,
-            hidden_size=4096,
-            intermediate_size=12288,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-            vocab_size=151936,
-        )
-    )
+    return language_model(transformers.Qwen3Config, layers, intermediate_size=12288, head_dim=128, vocab_size=151936)
 
 
 def llama3_8b(layers: int) -> nn.Module:
-    return language_model(
-        transformers.LlamaConfig(
-            num_hidden_layers=layers,
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            vocab_size=128256,
-            rope_theta=500000.0,
-        )
-    )
+    sizes = {"intermediate_size": 14336, "vocab_size": 128256, "rope_theta": 500000.0}
+    return language_model(transformers.LlamaConfig, layers, **sizes)
 
 
 def loss(model: nn.Module, ids: Tensor) -> Tensor:
@@ -504,18 +484,10 @@ def kept_by(facts: Facts, row: int) -> set[Any]:
 CPP = "policylang.torch_compat.absent_cuda.torch"
 
 
-def mean_of(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return model(x).float().mean()
-
-
-def traced_facts(model: nn.Module, x: Tensor, loss: Callable[..., Tensor] = mean_of) -> Facts:
-    return collect(policylang.trace_step(model, loss, x, device="cuda").gm)
-
-
 def test_a_torch_that_lacks_what_it_takes_is_refused_before_it_can_abort(monkeypatch, tmp_path):
     monkeypatch.setattr(f"{CPP}.__file__", str(tmp_path / "__init__.py"))
     with pytest.raises(policylang.PolicyGraphError, match=r"APL613.*has no library libc10"):
-        traced_facts(nn.Linear(4, 4), torch.zeros(2, 4))
+        traced(nn.Linear(4, 4), torch.zeros(2, 4))
 
 
 def test_a_build_with_cuda_that_hides_its_hooks_is_refused_too(monkeypatch, tmp_path):
@@ -525,7 +497,7 @@ def test_a_build_with_cuda_that_hides_its_hooks_is_refused_too(monkeypatch, tmp_
     monkeypatch.setattr(f"{CPP}.backends.cuda.is_built", lambda: True)
     monkeypatch.setattr(f"{CPP}.__file__", str(tmp_path / "__init__.py"))
     with pytest.raises(policylang.PolicyGraphError, match=r"APL613.*has no library libtorch_cpu"):
-        traced_facts(nn.Linear(4, 4), torch.zeros(2, 4))
+        traced(nn.Linear(4, 4), torch.zeros(2, 4))
 
 
 def test_a_build_with_cuda_is_lent_the_hooks_of_one_without(monkeypatch):
@@ -536,9 +508,9 @@ def test_a_build_with_cuda_is_lent_the_hooks_of_one_without(monkeypatch):
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         seen.append(hooks.value)
-        return mean_of(model, x)
+        return mean(model, x)
 
-    traced_facts(nn.Linear(4, 4), torch.zeros(2, 4), loss=loss)
+    traced(nn.Linear(4, 4), torch.zeros(2, 4), loss=loss)
     assert (seen, hooks.value) == ([without_cuda], before)
 
 
@@ -552,14 +524,14 @@ def test_what_a_model_asks_of_the_gpu_that_does_not_change_the_step():
                 assert torch.backends.cudnn.version() >= 90_000
             return super().forward(x)[0]  # type: ignore[no-any-return]
 
-    here = traced_facts(nn.LSTM(4, 4), torch.zeros(2, 4), loss=lambda model, x: mean_of(lambda x: model(x)[0], x))
-    there = traced_facts(Asks(4, 4), torch.zeros(2, 4))
+    here, _ = traced(nn.LSTM(4, 4), torch.zeros(2, 4), loss=lambda model, x: mean(lambda x: model(x)[0], x))
+    there, _ = traced(Asks(4, 4), torch.zeros(2, 4))
     assert there.targets == here.targets
     with pytest.raises(policylang.PolicyGraphError, match=r"APL363.*asks torch.cuda for what only a GPU has"):
-        traced_facts(
+        traced(
             nn.Linear(4, 4),
             torch.zeros(2, 4),
-            loss=lambda model, x: mean_of(model, x) * torch.cuda.mem_get_info()[0],
+            loss=lambda model, x: mean(model, x) * torch.cuda.mem_get_info()[0],
         )
 
 
