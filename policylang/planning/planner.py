@@ -21,7 +21,7 @@ from policylang.planning.liveness import as_scheduled, with_checkpoints, with_co
 from policylang.planning.order.statements import cannot_order, plan_order
 from policylang.planning.pipelines import received, stage_errors, unsharded
 from policylang.planning.plan import ExpectationOutcome, Plan, plan_digest, schedule_of
-from policylang.planning.selection.selectors import selections_for
+from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.statement_errors import (
     StatementErrors,
     in_stage,
@@ -44,6 +44,7 @@ def plan(
     ranks: Ranks | None = None,
     aside: rule_warnings.FsdpParameters | None = None,
     device: DeviceProfile | None = None,
+    like: Selections | None = None,
 ) -> Plan:
     """Decide the outcome of every forward value of a graph.
 
@@ -51,7 +52,8 @@ def plan(
     the same policy on the same graph gives the same plan, digest included, in every process. ``place``: the part of a
     model that the graph is, if it is recomputed as a whole. ``ranks``: the ranks that share the graph, if they can be
     asked for their rewrites. ``aside``: the weights that FSDP gathers outside the graph, where rules about gathers have
-    nothing to match. ``device`` overrides the policy's device.
+    nothing to match. ``device`` overrides the policy's device. ``like``: selections of another policy with the same
+    blocks, neither of which has a device or a pipeline: what both denote on one graph is worked out once.
     """
     if policy.balance is not None:
         facts = under_load(facts, policy.balance.factor, policy.balance.is_limit)
@@ -63,7 +65,10 @@ def plan(
     alone = place is not None and place.blocks is not None
     used = device or policy.device
     times = None if used is None else node_times(facts, used)
-    selections = selections_for(policy, facts, None if place is None else place.blocks, times=times)
+    if like is not None and like.facts is facts:
+        selections = like.of(policy.lets)
+    else:
+        selections = selections_for(policy, facts, None if place is None else place.blocks, times=times)
     blocks = selections.blocks
     apart = capabilities.block_by_block and place is None
     checkpoints = schedule.checkpoint_of_all(facts, place) if place is not None else None

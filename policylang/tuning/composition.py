@@ -18,7 +18,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from policylang.graph.facts import Facts, Phase, StepKind, forward_users
+from policylang.graph.facts import Facts, Phase, StepKind
 from policylang.language.syntax import Action, Policy
 from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import SavedForBackward, backward_needs, with_checkpoints
@@ -241,9 +241,12 @@ class Composition:
             if block >= 0:
                 forward[row] = 1 + block
                 backward[row] = self._backward_of(block)
-                interior[row] = all(block_of[user] == block for user in forward_users(facts, row))
+                interior[row] = 1
             elif row > final:
                 forward[row] = count + 1
+            for source in facts.inputs[row]:
+                if block_of[source] != block:
+                    interior[source] = 0
         for row, phase in enumerate(facts.phases):
             if phase != Phase.FORWARD and facts.ops[row] == "call_function":
                 is_backward[row] = True

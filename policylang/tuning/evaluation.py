@@ -23,6 +23,7 @@ from policylang.planning.liveness import BackwardCost, SavedForBackward, saved_a
 from policylang.planning.pipelines import PipelineFigures, StageCosts
 from policylang.planning.plan import Plan, schedule_of
 from policylang.planning.planner import plan
+from policylang.planning.selection.selectors import Selections, selections_for
 from policylang.planning.value_outcome import Why
 from policylang.simulation.memory import Origin, Timeline, highest_moment, peak_of, simulate
 from policylang.simulation.node_times import NodeTimes
@@ -176,6 +177,8 @@ class Evaluation:
         self.errors: set[str] = set()
         """Texts with an error, such as a rule that matches nothing."""
         self._known: dict[str, Candidate | None] = {}
+        self._selections: dict[str | None, Selections] = {}
+        """By glob of the blocks."""
         self._simulated: dict[bytes, Candidate] = {}
         """By digest of their schedule."""
         self._asked: dict[str, None] = {}
@@ -200,7 +203,13 @@ class Evaluation:
             return list(loaded.diagnostics)
         policy = evolve(loaded.policy, pipeline=pipeline) if pipeline else loaded.policy
         device = self.times.device if self.ordered or pipeline else None
-        made = plan(policy, self.facts, self.capabilities, device=device)
+        like = None
+        if device is None and policy.device is None and policy.pipeline is None:
+            glob = None if policy.blocks is None else policy.blocks.glob
+            if glob not in self._selections:
+                self._selections[glob] = selections_for(policy, self.facts)
+            like = self._selections[glob]
+        made = plan(policy, self.facts, self.capabilities, device=device, like=like)
         copies = loaded.policy.offloads or self.ordered
         said = [each for each in made.diagnostics if not (copies and each.code == refusals.STAYS_ON_DEVICE)]
         return [

@@ -270,7 +270,7 @@ class Vocabulary:
         self._facts = facts
         self._classes = classes
         self._operators = operators
-        self._chains = Chains(facts)
+        self._selections = Selections(facts, {}, classes.blocks, Chains(facts))
         self.inside = inside
         self.numbers = [number for number, each in enumerate(classes.all) if each.inside is inside]
         self.mask = _mask(self.numbers)
@@ -434,7 +434,7 @@ class Vocabulary:
         """The classes of which a selector takes all values, if it takes no class in part."""
         policy = parse_policy(f"save {text}\n", operators=self._operators).policy
         assert policy is not None
-        selections = Selections(self._facts, policy.lets, self._classes.blocks, self._chains)
+        selections = self._selections.of(policy.lets)
         found = [0] * len(self._classes)
         for row in {self._facts.owners[row] for row in selections.rows(policy.rules[0].selector)}:
             found[self._classes.of[row]] += self._classes.of[row] >= 0

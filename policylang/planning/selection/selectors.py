@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cache, cached_property
 from itertools import accumulate
 from math import floor, sqrt
@@ -289,6 +290,12 @@ class Selections:
         self._classes: dict[tuple[object, ...], int] = {}
         self._rows: list[list[int]] = []  # by class
         self._alive: list[Selector] = []  # keeps the ids in _numbers from being reused
+
+    def of(self, lets: Mapping[str, Let]) -> Selections:
+        """Those of another policy with the same blocks: what both denote is worked out once."""
+        found = copy(self)
+        found.lets, found._numbers, found._alive = lets, {}, []
+        return found
 
     @cached_property
     def stage_of(self) -> Sequence[int]:
