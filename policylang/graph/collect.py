@@ -443,7 +443,9 @@ class _Collector:
             return
         for row, unit in enumerate(memory.units):
             if unit >= 0:
-                flags[row] |= Flag.REPEATABLE
+                flags[row] |= Flag.REPEATABLE | (
+                    Flag.OWN_RESULT if memory.roots[row] != unit and flags[row] & Flag.WRITES else 0
+                )
                 owners[row] = unit
             if row in memory.statistics:
                 flags[row] |= Flag.WRITES if row in memory.written else Flag.WRITES | Flag.REPEATABLE

@@ -208,6 +208,8 @@ class Flag(Category):
     REPEATABLE = 4096
     """Its writes, in a flat graph, do not prevent recomputation: they go to memory of the forward's own that is
     recomputed with it, or to running statistics that a recomputation leaves out."""
+    OWN_RESULT = 262144
+    """Of :attr:`REPEATABLE` writes: it returns memory of its own, not what it writes to."""
     BACKWARD_HOOK = 16384
     """The user's code waits for its gradient (``has_backward_hook``)."""
     GRADIENT = 32768
@@ -534,8 +536,10 @@ class Facts:
             elif targets[row] == GETITEM:
                 first = inputs[row][0] if inputs[row] else owner
                 is_part = returns_memory_of_input(self, first)
+            elif flags[row] & Flag.WRITES and flags[row] & Flag.REPEATABLE:
+                first, is_part = owner, not flags[row] & Flag.OWN_RESULT
             elif flags[row] & Flag.REPEATABLE:
-                is_part = bool(flags[row] & Flag.WRITES) or returns_memory_of_input(self, row)
+                is_part = returns_memory_of_input(self, row)
             else:
                 first, is_part = owner, True
             if is_part:

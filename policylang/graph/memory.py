@@ -12,6 +12,7 @@ them and not all of them share storage where the real ones do.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import fx
 
 from policylang.graph.facts import Phase
 from policylang.operators import calls
+from policylang.operators.names import Category
 from policylang.torch_compat.graphs import mutated_input, underlying_input
 
 _MOST_EARLY_READERS = 8
@@ -141,12 +143,19 @@ def _units(
             other = roots[read]
             if other != root and other in last_write and row < last_write[other]:
                 early[other].add(row)
+    memories = Counter(row for rows in writes.values() for row in rows)
+
+    def several(row: int) -> bool:
+        """It writes to several memories, or returns what it writes to beside something else."""
+        operator = calls.describe(nodes[row].target)
+        return memories[row] > 1 or bool(operator.aliased and operator.flags & Category.MULTI_OUTPUT)
+
     units = [-1] * len(nodes)
     members: dict[int, list[int]] = {}
     for root, own in found.items():
         rows = sorted(own | early[root])
         elsewhere = any(units[row] >= 0 or phases[row] != Phase.FORWARD for row in rows)
-        tangled = any(roots[row] in writes for row in early[root] - own)
+        tangled = any(roots[row] in writes for row in early[root] - own) or any(several(row) for row in writes[root])
         if elsewhere or tangled or len(early[root] - own) > _MOST_EARLY_READERS:
             continue
         members[root] = rows

@@ -363,7 +363,7 @@ class Observation:
     def _write(self, at: int, func: Any, written: Sequence[Tensor]) -> None:
         """An operator has written; what is counted of it here, autograd itself does not count."""
         found = addresses(written)
-        self.stream.within[at] = tuple(made for address in found for made in self.made.get(address, ()))
+        self.stream.within[at] = (*(made for address in found for made in self.made.get(address, ())), at)
         kept = [part for address in found for part in self.kept_parts.get(address, ())]
         before = [eager.version(part.tensor) for part in kept]
         note_write(func, written)

@@ -21,7 +21,7 @@ from policylang.errors import PolicyGraphError
 from policylang.graph.facts import Facts, Flag, MovedRows
 from policylang.language.diagnostics import Diagnostic
 from policylang.operators.calls import describe, statistics_positions, updated_statistics
-from policylang.operators.names import Category
+from policylang.operators.names import GETITEM, Category
 from policylang.planning.liveness import SavedForBackward, saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.schedule import kept_rows
@@ -182,7 +182,7 @@ def _last_readers(trace: BlockTrace, memory: Collection[int]) -> dict[int, int]:
     facts, found = trace.facts, dict[int, int]()
     operators = {row: at for at, row in enumerate(trace.rows) if row >= 0}
     for row in facts.forward:
-        at = operators.get(trace.inner.get(row, facts.owners[row]), operators.get(row, -1))
+        at = operators.get(row, operators.get(trace.inner.get(row, facts.owners[row]), -1))
         for touched in (row, *facts.inputs[row]):
             root = facts.storage_roots[touched]
             if root in memory:
@@ -203,8 +203,8 @@ def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator
         if not flags & _REPEATABLE:
             return _write(operator)
         if (decision := decisions[row]) is not None and decision.outcome.is_held:
-            return HELD if origins.gives_what_it_writes(operator) else KEEP
-    elif row in held or any(piece in held for piece in facts.followers.get(row, ()) if facts.inputs[piece] == (row,)):
+            return KEEP if row in held and flags & Flag.OWN_RESULT else HELD
+    elif row in held or any(piece in held for piece in facts.users[row] if facts.targets[piece] == GETITEM):
         return KEEP
     elif flags & _WRITES and statistics_positions(operator):
         return QUIET

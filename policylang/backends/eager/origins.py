@@ -237,7 +237,7 @@ class OperatorStream:
     reach: int = 0
     """The number that had run when the last value was saved: a checkpoint recomputes so many."""
     within: dict[int, tuple[int, ...]] = field(factory=dict)
-    """By operator that writes to memory which the block has made, the operators that have returned that memory."""
+    """By operator that writes, the operators that have returned this memory, itself among them."""
     to_the_end: bool = False
     """An operator writes to what autograd has kept by then, which autograd does not count: a checkpoint that stops with
     the last saved value would come before it."""

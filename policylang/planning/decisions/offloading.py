@@ -201,6 +201,12 @@ class _Offloads:
             return "it is not a single tensor"
         if not facts.bytes[holder]:
             return "it has no memory"
+        if (
+            self.checkpointed
+            and facts.flags[holder] & Flag.OWN_RESULT
+            and recomputes(self.decisions[facts.owners[holder]])
+        ):
+            return f"its operator fills {names[facts.owners[holder]]}, which is recomputed, and runs again for that"
         if form is not None and (reason := self._why_not_narrower(holder, form, rows[0])) is not None:
             return reason
         if form is None and self.elsewhere and facts.devices[holder].startswith("cpu"):

@@ -46,6 +46,8 @@ def bump_and_give(x: Tensor, buffer: Tensor) -> Tensor:
 declared = torch.library.Library("policylang_tests", "FRAGMENT")
 declared.define("bump_declared(Tensor x, Tensor(a!) buffer) -> Tensor(a!)")
 declared.impl("bump_declared", lambda x, buffer: buffer.add_(x.mean(0)), "CompositeExplicitAutograd")
+declared.define("sin_and_add(Tensor x, Tensor(a!) y) -> (Tensor, Tensor(a!))")
+declared.impl("sin_and_add", lambda x, y: (x.sin(), y.add_(x)), "CompositeExplicitAutograd")
 
 
 class State(nn.Module):
@@ -391,12 +393,61 @@ def behind_its_back(b: nn.Module, x: Tensor) -> Tensor:
     return made * 2
 
 
-@pytest.mark.parametrize("forward", [own_noise, filled_and_read, tangled, behind_its_back])
-@pytest.mark.parametrize("policy", ["optional recompute", "save"])
+def two_at_once(b: nn.Module, x: Tensor) -> Tensor:
+    made = [x.detach().clone(), x.detach().sin()]
+    torch._foreach_mul_(made, 0.5)
+    return b.out(x) * made[0] + made[1].sin() * b.out(x)
+
+
+def read_between_writes(b: nn.Module, x: Tensor) -> Tensor:
+    made = b.out(x).data.clone()
+    normed = F.layer_norm(made.add_(0.5), (W,))
+    return (normed * b.out(x) + made.mul_(2)).tanh()
+
+
+def both(b: nn.Module, x: Tensor) -> Tensor:
+    made = x.detach().clone()
+    result, made = torch.ops.policylang_tests.sin_and_add(x.detach(), made)
+    return b.out(x) * result * made
+
+
+def view_of_noise(b: nn.Module, x: Tensor) -> Tensor:
+    return F.rrelu(b.out(x), training=True)[..., 0].sin() * x.mean()
+
+
+def into_another(b: nn.Module, x: Tensor) -> Tensor:
+    return b.out(x) * torch.sin(b.out(x).detach(), out=torch.empty_like(x))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        own_noise,
+        filled_and_read,
+        tangled,
+        behind_its_back,
+        two_at_once,
+        read_between_writes,
+        both,
+        view_of_noise,
+        into_another,
+    ],
+)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "optional recompute everything in block",
+        "save everything in block",
+        "optional recompute everything in block\noptional save everything in block where is mutated",
+        "optional recompute everything in block\noptional offload view in block",
+        "optional recompute everything in block\noptional offload empty_like in block",
+    ],
+    ids=["recompute", "save", "save mutated", "offload view", "offload"],
+)
 def test_memory_of_its_own_that_an_operator_fills_beside_its_result(
     forward: Callable[[nn.Module, Tensor], Tensor], policy: str
 ) -> None:
-    model = block_model(forward, f"{policy} everything in block")
+    model = block_model(forward, policy)
     plain = policylang.checkpoint_model(block_model(forward), None)
     run = forwards_first((1, 0))
     assert differences(train(plain, run), train(model, run)) == []
