@@ -33,6 +33,7 @@ from policylang.planning.liveness import SavedForBackward
 from tests.support import models
 from tests.support.compiled import backend_for
 from tests.support.drawn import crossed, drawn, slow
+from tests.support.flat_graphs import assert_bitwise_equal
 from tests.support.late import Late, copied_over
 from tests.support.models import ZOO, Example, Layers, dropout, gpt2, llama, mixtral, products, resnet
 from tests.support.sharded import fake_ranks
@@ -141,10 +142,7 @@ def test_the_second_partition_is_the_first(model: Callable[[], Example], policy:
     (second,) = done
     assert saved_values(second) == saved_values(first.partition)
     assert second.audit.saved_bytes == first.partition.audit.saved_bytes
-    assert torch.equal(loss, first.loss)
-    for again, before in zip(gradients, first.gradients, strict=True):
-        assert (again is None) == (before is None)
-        assert again is None or torch.equal(again, before)
+    assert_bitwise_equal([loss, *gradients], [first.loss, *first.gradients])
 
 
 @pytest.mark.parametrize(
@@ -251,9 +249,7 @@ def test_dropout_draws_for_itself_again() -> None:
     targets = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     assert "run_and_save_rng_state" not in targets
     loss, gradients = second_step(first, policylang.backend(replay(), inner="aot_eager"))
-    assert torch.equal(loss, first.loss)
-    for again, before in zip(gradients, first.gradients, strict=True):
-        assert torch.equal(again, before)
+    assert_bitwise_equal([loss, *gradients], [first.loss, *first.gradients])
 
 
 def test_the_record_lies_on_the_operator_of_a_tuple_and_the_forward_is_left_as_it_was() -> None:
@@ -564,8 +560,7 @@ def test_what_the_first_backward_runs_again_is_no_forward_value(second: str) -> 
         assert after.rules[1].matched == before.rules[1].matched == 2
         assert after.saved.bytes == before.saved.bytes
     _, wanted = twice("save everything", "save everything")
-    for one, other in zip(found, wanted, strict=True):
-        assert torch.equal(one, other)
+    assert_bitwise_equal(found, wanted)
 
 
 # --- what a partition offloaded is offloaded by the next one, of other sizes too ---
@@ -661,8 +656,7 @@ def test_a_graph_of_other_sizes_offloads_as_the_first(inner: str) -> None:
             x = torch.randn(rows, 8)
             found = torch.autograd.grad(compiled(x).square().sum(), list(model.parameters()))
             wanted = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
-            for one, other in zip(found, wanted, strict=True):
-                torch.testing.assert_close(one, other)
+            torch.testing.assert_close(found, wanted)
     assert [len(each.audit.offloaded) for each in done] == [2, 2]
     assert link.out == link.back == 6
 

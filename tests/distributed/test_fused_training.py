@@ -20,6 +20,7 @@ from policylang.backends.applied_plans import last_audited
 from policylang.backends.joint import Partition, partitions
 from tests.support.compiled import backend_for, fresh_dynamo
 from tests.support.edited import assert_facts_hold
+from tests.support.flat_graphs import assert_bitwise_equal
 from tests.support.lines import Layers, device_mesh, gathers, placements_of, scatters
 from tests.support.ranks import run_ranks
 from tests.support.sharded import fake_ranks, shard_parameters, sharded_stack
@@ -84,9 +85,7 @@ def check_compiled(rank: int, model: Layers, text: str, expected: tuple[int, int
     assert isinstance(partition, Partition)
     assert len(gathers(partition.forward)) == LAYERS
     assert (len(gathers(partition.backward)), len(scatters(partition.backward))) == expected
-    assert torch.equal(found, loss)
-    for one, other in zip(locals_of(model), ours, strict=True):
-        assert torch.equal(one, other), text
+    assert_bitwise_equal([found, *locals_of(model)], [loss, *ours])
     assert len(policylang.report(backend).rewrites) > 0
 
 

@@ -165,10 +165,10 @@ def test_whatever_is_offered_is_read_where_it_is_put(monkeypatch: pytest.MonkeyP
         chosen = offered(here, cursor)
         assert len({offer.text for offer in keyword_offers(cursor)}) == len(list(keyword_offers(cursor)))
         for offer in chosen:
-            for text in (offer.text,):
-                if not text.endswith((".", "/")) and not is_read(f"{before}{text}"):
-                    halves = text in ("keep", "half", "up", "step")
-                    wrong += [] if halves else [f"{before}▮{text}"]
+            text = offer.text
+            if not text.endswith((".", "/")) and not is_read(f"{before}{text}"):
+                halves = text in ("keep", "half", "up", "step")
+                wrong += [] if halves else [f"{before}▮{text}"]
     assert wrong == []
 
 

@@ -21,6 +21,7 @@ import policylang
 from policylang.language.devices.reading import read_device
 from policylang.tracing.target_device import chosen_kernel
 from tests.support.compiled import backend_for
+from tests.support.flat_graphs import assert_bitwise_equal
 from tests.support.lines import NAMES, Chain, chains, gathers, shard_of, traced
 from tests.support.ranks import run_ranks
 from tests.tracing.test_for_a_device import CALLS, attention_call
@@ -64,9 +65,7 @@ def test_a_policy_changes_no_bit(on_cuda, name: str, text: str):
     policy = policylang.parse(text.replace("recompute", "optional recompute"))
     plain = train(module, inputs, loss_fn, "aot_eager_default_partitioner")
     under = train(module, inputs, loss_fn, policylang.backend(policy, inner="aot_eager"))
-    assert len(plain) == len(under)
-    for left, right in zip(plain, under, strict=True):
-        assert torch.equal(left, right)
+    assert_bitwise_equal(plain, under)
 
 
 def test_dropout_recomputed_under_inductor_draws_the_same_mask(on_cuda):
