@@ -254,12 +254,12 @@ def margins(shown: Shown) -> str:
     rows = ["| rule | saved | recomputed | a GiB |", "|---|---|---|---|"]
     for worth in worth_of_rules(breakdown(plan).plan, capabilities_for(facts.kind, None)):
         price = "" if worth.flops_per_gib is None else format_quantity(worth.flops_per_gib, "flops")
-        saved, again = _signed(worth.saved_bytes, "bytes"), _signed(worth.recomputed_flops, "flops")
+        saved, again = signed(worth.saved_bytes, "bytes"), signed(worth.recomputed_flops, "flops")
         rows.append(f"| `{plan.policy.rules[worth.rule].text}` | {saved} | {again} | {price} |")
     return "\n".join(rows)
 
 
-def _signed(amount: int, dimension: str) -> str:
+def signed(amount: float, dimension: str) -> str:
     return f"{'+' if amount > 0 else '−'}{format_quantity(abs(amount), dimension)}" if amount else "0"  # type: ignore[arg-type]
 
 

@@ -27,6 +27,7 @@ from policylang.language.globs import PathGlob
 from policylang.language.parser import parse_file
 from policylang.language.shown import format_quantity
 from policylang.planning.inspection.worth import MOST_RULES
+from tests.documents.outputs import signed
 from tests.editor.conftest import CAPABILITIES, Editor
 from tests.support.drawn import drawn, slow
 from tests.support.hostile import hostile_graph, raw_in
@@ -35,7 +36,6 @@ ROOT = Path(__file__).resolve().parents[2]
 GRAPHS = ROOT / "docs" / "graphs"
 POLICIES = sorted((ROOT / "policies").glob("*.apl"))
 SAC = (ROOT / "policies" / "llama3_sac.apl").read_text(encoding="utf-8")
-MINUS = "−"
 
 
 @cache
@@ -196,12 +196,6 @@ def test_what_is_not_weighed_yet_is_not_waited_for() -> None:
     for offset in range(len(text)):
         hover(state, offset)
     assert not state.graph.knows("worth")
-
-
-def signed(amount: float, dimension: str) -> str:
-    if not amount:
-        return "0"
-    return f"{'+' if amount > 0 else MINUS}{format_quantity(abs(amount), dimension)}"
 
 
 # --- other statements ---
