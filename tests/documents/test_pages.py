@@ -40,6 +40,16 @@ def fenced(text: str, kind: str = "") -> list[str]:
     return [block for named, block in blocks if named == kind]
 
 
+def without_blocks(page: Path) -> str:
+    return re.sub(r"^(```+).*?^\1$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchor of each heading: lowercase, without marks and punctuation, with hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", without_blocks(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
 def run(command: str) -> int:
     words = shlex.split(command, comments=True)
     assert words[0] == "policylang"
@@ -190,10 +200,7 @@ def test_the_rules_come_to_the_same_on_both_paths_and_save_the_same_bytes_in_eag
 # --- setups, and the messages that lead to them ---
 TEXT = (ROOT / PAGE).read_text()
 ROWS = re.findall(r"^\| \[.*?\]\(#(?P<anchor>[\w-]+)\).*\[`(?P<script>\w+\.py)`\]", TEXT, flags=re.MULTILINE)
-ANCHORS = {
-    re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-    for heading in re.findall(r"^#+ (.+)$", TEXT, flags=re.MULTILINE)
-}
+ANCHORS = anchors(ROOT / PAGE)
 
 
 def test_every_setup_is_a_row_with_a_section_and_a_script_that_a_test_runs() -> None:
@@ -229,12 +236,6 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 
 
-def documents_fenced(page: Path, kind: str) -> list[str]:
-    """The fenced blocks of a page whose fence names ``kind``; with "", those that name nothing."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return [text for named, text in blocks if named == kind]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files_and_headings(page):
     """As the repository's own view of Markdown resolves them; ``test_site.py`` does the same for the site."""
@@ -245,16 +246,6 @@ def test_links_lead_to_files_and_headings(page):
         if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
             missing.append(link)
     assert missing == []
-
-
-def without_blocks(page: Path) -> str:
-    return re.sub(r"^(```+).*?^\1$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-
-
-def anchors(page: Path) -> set[str]:
-    """The anchor of each heading: lowercase, without marks and punctuation, with hyphens for spaces."""
-    headings = re.findall(r"^#+ (.+)$", without_blocks(page), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("command", ["scripts/demo", "scripts/docs", "scripts/test", ".ci/run"])
@@ -285,7 +276,7 @@ def test_ci_runs_the_test_command_of_the_readme():
 
 def test_every_policy_of_the_tutorial_loads_and_the_one_it_arrives_at_is_clean():
     assert policylang.check(ROOT / "examples" / "mine.apl").diagnostics == ()
-    for text in documents_fenced(ROOT / "docs" / "tutorial.md", "apl"):
+    for text in fenced(page("tutorial.md"), "apl"):
         policylang.parse(text)
 
 

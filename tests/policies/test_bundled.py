@@ -23,14 +23,12 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, GraphKind
 from policylang.graph.textual import read_graph
 from policylang.language.diagnostics import Source
-from policylang.language.loader import parse_policy
 from policylang.language.resources import policies_folder
 from policylang.language.syntax import Policy
 from policylang.planning.capabilities import FLAT, JOINT
 from policylang.planning.liveness import BackwardCost, saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.planning.planner import plan
-from policylang.planning.planner import plan as make_plan
 from policylang.planning.selection.selectors import Cuts
 from policylang.report.diagnostics import render_text
 from policylang.simulation.memory import Peak, estimate_peak
@@ -46,7 +44,6 @@ from tests.support.joint import capture_joint
 from tests.support.models import HUGGING_FACE, ZOO, Example, Function, llama
 from tests.support.run_partition import Result, assert_same_result, traced, unpartitioned
 from tests.support.shared_graphs import JOINT as PLACED
-from tests.support.shared_graphs import JOINT as RECORDED_JOINT
 from tests.support.shared_graphs import ONE_DEVICE, shared_facts, shared_graph
 from tests.tracing.test_against_eager import trace
 
@@ -123,7 +120,9 @@ def decoder(form: Form) -> Example:
 
 
 POLICIES = sorted(path.stem for path in policies_folder().glob("*.apl"))
-FOR_ANYTHING_WITH_BLOCKS = ("torchtitan_op_sac", "torchtitan_full", "every_2nd_layer", "memory_staged", "save_all")
+BY_BLOCKS = ("torchtitan_full", "torchtitan_op_sac", "every_2nd_layer")
+FOR_ANYTHING = ("memory_staged", "save_all")
+FOR_ANYTHING_WITH_BLOCKS = (*BY_BLOCKS, *FOR_ANYTHING)
 FOR_TRANSFORMERS = ("llama3_sac", *FOR_ANYTHING_WITH_BLOCKS)
 PAIRS = [
     *((policy, model) for model in (*HUGGING_FACE, "flex") for policy in FOR_TRANSFORMERS),
@@ -311,14 +310,12 @@ VARIANTS = {name for name in GRAPHS if name != "Hugging Face's llama"}
 )
 def test_every_2nd_product_of_a_block(name: str, policy: str) -> None:
     facts, products = graph(name)
-    plan = make_plan(policylang.load(policy), facts, FLAT if name.startswith("TorchTitan") else JOINT)
-    (found,) = [outcome for outcome in plan.rules if outcome.rule.text == EVERY_2ND[policy]]
+    result = plan(policylang.load(policy), facts, FLAT if name.startswith("TorchTitan") else JOINT)
+    (found,) = [outcome for outcome in result.rules if outcome.rule.text == EVERY_2ND[policy]]
     left_out = {ROUTER} if policy == "torchtitan_op_sac" else set()
     assert len(found.matched) == sum(len(set(names) - left_out) // 2 for names in products) > 0
 
 
-BY_BLOCKS = ("torchtitan_full", "torchtitan_op_sac", "every_2nd_layer")
-FOR_ANYTHING = ("memory_staged", "save_all")
 TRANSFORMERS = ("llama", "qwen3", "mixtral", "gpt2", "bart", "flex", "shared_parameters")
 OTHERS_WITH_BLOCKS = ("resnet", "dropout", "mlp")
 WITHOUT_BLOCKS = ("aliased_output", "counter")
@@ -448,15 +445,15 @@ def facts_of(form: Form) -> Facts:
 def decided(form: Form, policy: str) -> dict[str, str]:
     """The decision on every product with a weight, on attention and on every sum that a block makes, by place."""
     facts = facts_of(form)
-    plan = make_plan(policylang.load(policy), facts, FLAT)
-    assert not [found for found in plan.diagnostics if "matches nothing" in found.message]
+    result = plan(policylang.load(policy), facts, FLAT)
+    assert not [found for found in result.diagnostics if "matches nothing" in found.message]
     found: dict[str, str] = {}
     for row in facts.forward:
         module, target = facts.modules[row], facts.targets[row]
         own_sum = target == "aten.add.Tensor" and module.split(".")[-1].isdigit()
         product = target in PRODUCTS and module.split(".")[-1].startswith("w")
         if own_sum or product or "attention" in target:
-            decision = plan.decisions[row]
+            decision = result.decisions[row]
             place = f"{module} {'sum' if own_sum else 'product' if product else 'attention'}"
             place += "'" * (place in found)
             if decision is None or decision.action is None:
@@ -556,12 +553,6 @@ TEXT = (policies_folder() / "memory_staged.apl").read_text(encoding="utf-8")
 STAGED = "optional save everything where crosses cut per 2 GiB"
 
 
-def policy(text: str) -> Policy:
-    loaded = parse_policy(text)
-    assert loaded.policy is not None, loaded.diagnostics
-    return loaded.policy
-
-
 def staged(size: str) -> str:
     assert STAGED in TEXT
     return TEXT.replace("per 2 GiB", f"per {size}")
@@ -570,7 +561,7 @@ def staged(size: str) -> str:
 @cache
 def llama_8b() -> Facts:
     """Without the checkpoint that the recording's owner had put around every layer: a policy would leave its tags."""
-    facts = shared_facts(RECORDED_JOINT, True)
+    facts = shared_facts(PLACED, True)
     return evolve(facts, ac_regions=[None] * len(facts), user_tags=[None] * len(facts))
 
 
@@ -583,7 +574,7 @@ def made(chosen: Policy, facts: Facts) -> tuple[Plan, BackwardCost, Peak]:
 
 @cache
 def made_of_8b(text: str) -> tuple[Plan, BackwardCost, Peak]:
-    return made(policy(text), llama_8b())
+    return made(policylang.parse(text), llama_8b())
 
 
 @cache
@@ -633,7 +624,7 @@ def test_a_transformer_is_cut_where_its_residual_stream_alone_is_alive():
 def test_a_small_model_with_small_stages_is_planned_as_the_reference_plans_it(model: str):
     facts = facts_of_model(model)
     assert facts.kind is GraphKind.JOINT
-    chosen = policy(staged("8 KiB"))
+    chosen = policylang.parse(staged("8 KiB"))
     result, outcome, _ = made(chosen, facts)
     expected = Reference(chosen, facts).decisions(replays_random=True)
     assert {row: (d.action, d.rule, d.why.value) for row, d in enumerate(result.decisions) if d} == expected
@@ -643,6 +634,6 @@ def test_a_small_model_with_small_stages_is_planned_as_the_reference_plans_it(mo
 
 
 def test_a_small_model_as_it_is_has_no_cut():
-    result, outcome, _ = made(policy(TEXT), facts_of_model("llama"))
+    result, outcome, _ = made(policylang.parse(TEXT), facts_of_model("llama"))
     assert result.rules[1].matched == ()
     assert outcome.saved == ()
