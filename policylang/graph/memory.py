@@ -155,7 +155,9 @@ def _units(
     for root, own in found.items():
         rows = sorted(own | early[root])
         elsewhere = any(units[row] >= 0 or phases[row] != Phase.FORWARD for row in rows)
-        tangled = any(roots[row] in writes for row in early[root] - own) or any(several(row) for row in writes[root])
+        tangled = any(roots[row] in writes or row in memories for row in early[root] - own) or any(
+            several(row) for row in writes[root]
+        )
         if elsewhere or tangled or len(early[root] - own) > _MOST_EARLY_READERS:
             continue
         members[root] = rows

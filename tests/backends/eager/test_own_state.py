@@ -405,6 +405,14 @@ def read_between_writes(b: nn.Module, x: Tensor) -> Tensor:
     return (normed * b.out(x) + made.mul_(2)).tanh()
 
 
+def reads_one_and_fills_another(b: nn.Module, x: Tensor) -> Tensor:
+    made, other = b.out(x), torch.ones_like(x)
+    made.data.mul_(0.5)
+    result = bump_and_give(made.detach(), other[0])
+    made.data.mul_(0.5)
+    return made * other + result
+
+
 def both(b: nn.Module, x: Tensor) -> Tensor:
     made = x.detach().clone()
     result, made = torch.ops.policylang_tests.sin_and_add(x.detach(), made)
@@ -430,6 +438,7 @@ def into_another(b: nn.Module, x: Tensor) -> Tensor:
         read_between_writes,
         both,
         view_of_noise,
+        reads_one_and_fills_another,
         into_another,
     ],
 )
