@@ -12,6 +12,7 @@ from attrs import evolve
 from lsprotocol import types
 from pytest_lsp import ClientServerConfig, make_test_lsp_client
 
+import policylang
 from policylang.editor.actions import (
     FIX_ALL,
     actions,
@@ -95,9 +96,6 @@ def test_a_client_that_shows_less_gets_it_in_the_message(state_of) -> None:
 
 
 def test_the_order_is_that_of_check(tmp_path: Path, state_of) -> None:
-    import policylang
-    from tests.editor.conftest import GRAPHS
-
     text = "save mm\nsave mm in layers.99\nrecompute mm\nsave linear\nexpect saved <= 1 B\n"
     (tmp_path / "mine.apl").write_text(text)
     said = policylang.check(tmp_path / "mine.apl", graph=GRAPHS / "llama3_8b.graph").diagnostics

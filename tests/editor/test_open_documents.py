@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -411,7 +412,7 @@ def test_requests_that_a_change_ends_hold_nothing(tmp_path, planned, caplog) -> 
 
     async def test() -> None:
         made = server()
-        made.protocol.set_writer(_Nowhere())
+        made.protocol.set_writer(SimpleNamespace(write=lambda data: None, close=lambda: None))
 
         def send(method: str, params: Any, **more: Any) -> None:
             text = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more})
@@ -468,14 +469,6 @@ def test_a_snapshot_that_another_one_replaces_is_freed(tmp_path) -> None:
         documents.close()
 
     asyncio.run(test())
-
-
-class _Nowhere:
-    def write(self, data: bytes) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def made(**folders: Path) -> Workspace:

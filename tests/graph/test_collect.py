@@ -28,7 +28,7 @@ from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.planner import plan
 from policylang.planning.selection.selectors import PathGlob
 from tests.graph.captured import executed, facts_of_model, joint_of
-from tests.support.drawn import drawn
+from tests.support.drawn import drawn, slow
 from tests.support.lines import NAMES, Chain, device_mesh, picking, shard_of, traced
 from tests.support.models import ZOO
 from tests.support.sharded import fake_ranks
@@ -45,20 +45,11 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, (tuple, list)) else []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_symbolic_sizes_are_those_of_the_tensors_that_a_run_produces(name: str) -> None:
-    check_sizes(name, True)
+STILL = [slow(name, False) if name in LARGE else (name, False) for name in sorted(ZOO)]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_sizes_are_those_of_the_tensors_that_a_run_produces(name: str) -> None:
-    check_sizes(name, False)
-    if name == "mlp":
-        check_sizes(name, True)
-
-
-def check_sizes(name: str, dynamic: bool) -> None:
+@pytest.mark.parametrize(("name", "dynamic"), [*STILL, ("mlp", True), slow("llama", True), slow("gpt2", True)])
+def test_sizes_are_those_of_the_tensors_that_a_run_produces(name: str, dynamic: bool) -> None:
     joint, facts = joint_of(name, dynamic), facts_of_model(name, dynamic)
     ran = executed(joint.gm)
     checked = 0

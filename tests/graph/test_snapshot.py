@@ -489,11 +489,7 @@ FUSED = "%soft = aten._scaled_dot_product_flash_attention{cpu}.default(%x, %w, %
 
 def graph(device: str, body: str, name: str = "parameter") -> Facts:
     inputs = f"%x = input device=cpu\n%w = {name} device={device}"
-    text = f"{inputs}\n{body.format(device=device)}\n---\n%b = aten.cos.default(%soft)"
-    facts, problems = read_graph(Source("graph", text))
-    assert problems == ()
-    assert facts is not None
-    return facts
+    return collected(f"{inputs}\n{body.format(device=device)}\n---\n%b = aten.cos.default(%soft)")
 
 
 @pytest.mark.parametrize(
