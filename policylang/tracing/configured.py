@@ -261,7 +261,12 @@ def _cut(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> dict[nn.Modu
                     if data.dim()
                     else there
                 )
-                part = DTensor.from_local(data, mesh, there, run_check=False).redistribute(placements=kept)
+                whole = DTensor.from_local(data, mesh, there, run_check=False)
+                try:
+                    part = whole.redistribute(placements=kept)
+                except ValueError as error:  # torch 2.11 cuts no weight again that is cut in several places
+                    message = f"this torch cannot cut `{name}` over both dimensions of the mesh: {_first(error)}"
+                    raise problem(SIZES, message, help="shard it by `fsdp` alone") from error
                 own = nn.Parameter(part, requires_grad=parameter.requires_grad)
                 made[id(own)] = made[id(parameter)] = own, partial(_gathered, part, wanted, dtype)
             own, gather = made[id(parameter)]

@@ -329,7 +329,10 @@ def check_peaks(cases: list[Case], within: float) -> None:
     found = run_ranks(compare, 2, cases)
     for number, case in enumerate(cases):
         for rank, peak in planned(*case).items():
-            assert found[rank][number] == pytest.approx(peak, rel=within), (case, rank)
+            if VERSION >= (2, 15):  # a buffer is there from its microbatch's receive on, and not for the whole step
+                assert 0.9 * peak < found[rank][number] <= (1 + within) * peak, (case, rank)
+            else:
+                assert found[rank][number] == pytest.approx(peak, rel=within), (case, rank)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ from tests.support.titan import (
     step_of,
     tokens_and_labels,
 )
+from tests.support.versions import VERSION
 
 POLICIES = {"torchtitan_default": "default", "torchtitan_eager": "eager", "torchtitan_graph_full": "full"}
 LAYERS = [2, *map(slow, (8, 32))]
@@ -124,7 +126,7 @@ def test_what_their_tags_come_to_on_this_graph():
     """A list of attention kernels lacks the one that is used: it is to be recomputed, and the next pass refuses it."""
     gm = llama(2).gm
     assert their_tags(gm, "default")["_scaled_dot_product_flash_attention_for_cpu"] == "PREFER_RECOMPUTE"
-    with pytest.raises(RuntimeError, match="RNG"):
+    with pytest.raises(RuntimeError, match="RNG") if VERSION < (2, 15) else nullcontext():
         graph_trainer("selective_activation_remat").selective_activation_remat_pass(gm)
 
 
