@@ -673,7 +673,8 @@ def test_inductor_compiles_as_many_kernels_for_twelve_slices_as_for_four() -> No
     assert kernels[0] == kernels[1]
 
 
-@pytest.mark.parametrize("slices", [4, slow(8)])
+@pytest.mark.slow
+@pytest.mark.parametrize("slices", [4, 8])
 def test_inductor_has_the_wide_values_of_one_slice_at_a_time(slices: int) -> None:
     """Logits and their gradient: two wide values a slice."""
     head, compiled, data = inductor(f"chunk loss into {slices}", rows=2048)

@@ -118,7 +118,7 @@ def test_the_halves_of_random_graphs(drawn: list[int], text: str) -> None:
     ("name", "text"),
     [
         slow(JOINT, "undecided -> recompute"),
-        (ONE_DEVICE, "undecided -> save; optional offload mm"),
+        slow(ONE_DEVICE, "undecided -> save; optional offload mm"),
         slow(JOINT, "undecided -> save; optional offload mm"),
         slow(ONE_DEVICE, "undecided -> recompute"),
     ],

@@ -60,7 +60,7 @@ def in_two_stages(rank: int, odd: int | None, given: bool) -> str:
 
 
 @needs_groups_in_any_order
-@pytest.mark.parametrize("given", [False, True], ids=["groups", "mesh"])
+@pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["groups", "mesh"])
 def test_ranks_of_a_stage_are_compared_and_stages_are_not(given: bool) -> None:
     assert run_ranks(in_two_stages, 4, None, given) == [""] * 4
     first, second, *last = run_ranks(in_two_stages, 4, 1, given)

@@ -392,7 +392,10 @@ def test_loss_gradients_and_buffers_are_bitwise_those_without_a_policy(policy, m
     assert bool(report.recomputed) == (policy != "save_all")
 
 
-@pytest.mark.parametrize("model", [*TRANSFORMERS, *OTHERS_WITH_BLOCKS])
+MODELS = [*TRANSFORMERS, *OTHERS_WITH_BLOCKS]
+
+
+@pytest.mark.parametrize("model", [slow(each) if each in VARIANTS_OF_LLAMA else each for each in MODELS])
 def test_stages_small_enough_to_cut_a_small_model(model, zoo):
     traced = zoo(model)
     text = (policies_folder() / "memory_staged.apl").read_text(encoding="utf-8")

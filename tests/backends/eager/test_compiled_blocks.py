@@ -18,6 +18,7 @@ from policylang.audit.report import Report
 from policylang.backends.torch_compile.backend import PolicyBackend
 from policylang.language.syntax import Policy
 from tests.support import models
+from tests.support.drawn import slow
 from tests.support.eager import Step, backward_of, blocks_of, differences, loss_of, train, twin
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -79,6 +80,7 @@ WAYS: dict[str, Way] = {
     "each block inside its checkpoint": lambda model, by: checkpointed(each_wrapped(model, by)),
     "the model": lambda model, by: whole(checkpointed(model), by),
 }
+SLOW = ("each block around its checkpoint",)
 
 
 class Counting(TorchDispatchMode):
@@ -106,7 +108,7 @@ def operators_of_a_step(model: nn.Module, run: Callable[[nn.Module, int], Tensor
     return int(mode.seen)
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("way", [slow(each) if name in SLOW else each for name, each in WAYS.items()], ids=WAYS)
 def test_the_compiler_carries_the_policy_out_and_the_checkpoint_runs_nothing_again(way: Way) -> None:
     example = models.gpt2(1)  # with dropout
     run = backward_of(loss_of(example))
