@@ -537,7 +537,9 @@ class Facts:
                 first = inputs[row][0] if inputs[row] else owner
                 is_part = returns_memory_of_input(self, first)
             elif flags[row] & Flag.WRITES and flags[row] & Flag.REPEATABLE:
-                first, is_part = owner, not flags[row] & Flag.OWN_RESULT
+                known = ((each, roots[each]) for each in inputs[row])  # it may write to a piece of what the owner makes
+                pieces = (each for each, root in known if targets[root] == GETITEM and inputs[root] == (owner,))
+                first, is_part = next(pieces, owner), not flags[row] & Flag.OWN_RESULT
             elif flags[row] & Flag.REPEATABLE:
                 is_part = returns_memory_of_input(self, row)
             else:

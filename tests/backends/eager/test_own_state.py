@@ -462,6 +462,21 @@ def test_memory_of_its_own_that_an_operator_fills_beside_its_result(
     assert differences(train(plain, run), train(model, run)) == []
 
 
+@pytest.mark.parametrize("policy", ["optional recompute", "save"])
+def test_a_piece_of_a_result_is_written_to_in_its_own_memory(policy: str) -> None:
+    """As a router's scores are."""
+
+    def forward(b: nn.Module, x: Tensor) -> Tensor:
+        scores, _ = b.out(x).softmax(-1).topk(2)
+        scores /= scores.sum(-1, keepdim=True)
+        return x * scores[..., :1].exp()
+
+    model, run = block_model(forward, f"{policy} everything in block"), forwards_first((1, 0))
+    plain = policylang.checkpoint_model(block_model(forward), None)
+    assert differences(train(plain, run), train(model, run)) == []
+    assert policylang.report(model).audit.agrees
+
+
 @pytest.mark.parametrize("policy", ["recompute", "save"])
 def test_what_autograd_refuses_without_a_checkpoint_is_refused(policy: str) -> None:
     model = block_model(lambda b, x: b.out(x).exp().add_(1).sin(), f"{policy} everything in block")
