@@ -209,7 +209,7 @@ class Flag(Category):
     """Its writes, in a flat graph, do not prevent recomputation: they go to memory of the forward's own that is
     recomputed with it, or to running statistics that a recomputation leaves out."""
     OWN_RESULT = 262144
-    """Of :attr:`REPEATABLE` writes: it returns memory of its own, not what it writes to."""
+    """Its writes are :attr:`REPEATABLE`, and it returns memory of its own, not what it writes to."""
     BACKWARD_HOOK = 16384
     """The user's code waits for its gradient (``has_backward_hook``)."""
     GRADIENT = 32768

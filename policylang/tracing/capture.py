@@ -39,7 +39,7 @@ REGION = "policylang_region"
 """``custom`` key while tracing: the number of the engine call, from 0, that a node was made in."""
 
 _MOST_ELEMENTS = 2**22
-"""Of a tensor whose value is computed beside a trace."""
+"""The largest tensor whose value is computed beside a trace."""
 
 UNKNOWN = -1
 """The ``seq_nr`` of a backward node that is no operator's derivative: the accumulation of two gradients. torch gives

@@ -282,7 +282,7 @@ def _canonical(text: str) -> str | None:
 
 @lru_cache(4096)
 def _canonical_line(line: str) -> str | None:
-    """Of the few phrases that thousands of candidates are made of."""
+    """A line in canonical layout: thousands of candidates are made of few phrases."""
     return format_source(Source("<tuned>", line)).text if line else "\n"
 
 
