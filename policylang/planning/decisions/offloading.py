@@ -201,12 +201,9 @@ class _Offloads:
             return "it is not a single tensor"
         if not facts.bytes[holder]:
             return "it has no memory"
-        if (
-            self.checkpointed
-            and facts.flags[holder] & Flag.OWN_RESULT
-            and recomputes(self.decisions[facts.owners[holder]])
-        ):
-            return f"its operator fills {names[facts.owners[holder]]}, which is recomputed, and runs again for that"
+        owner = facts.owners[holder]
+        if self.checkpointed and facts.flags[holder] & Flag.WRITES and recomputes(self.decisions[owner]):
+            return f"{names[holder]} writes to {names[owner]}, which is recomputed, and runs again for that"
         if form is not None and (reason := self._why_not_narrower(holder, form, rows[0])) is not None:
             return reason
         if form is None and self.elsewhere and facts.devices[holder].startswith("cpu"):

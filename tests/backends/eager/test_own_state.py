@@ -462,7 +462,15 @@ def test_memory_of_its_own_that_an_operator_fills_beside_its_result(
     assert differences(train(plain, run), train(model, run)) == []
 
 
-@pytest.mark.parametrize("policy", ["optional recompute", "save"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "optional recompute everything in block",
+        "save everything in block",
+        "optional recompute everything in block\noptional offload view in block",
+    ],
+    ids=["recompute", "save", "offload"],
+)
 def test_a_piece_of_a_result_is_written_to_in_its_own_memory(policy: str) -> None:
     """As a router's scores are."""
 
@@ -471,7 +479,7 @@ def test_a_piece_of_a_result_is_written_to_in_its_own_memory(policy: str) -> Non
         scores /= scores.sum(-1, keepdim=True)
         return x * scores[..., :1].exp()
 
-    model, run = block_model(forward, f"{policy} everything in block"), forwards_first((1, 0))
+    model, run = block_model(forward, policy), forwards_first((1, 0))
     plain = policylang.checkpoint_model(block_model(forward), None)
     assert differences(train(plain, run), train(model, run)) == []
     assert policylang.report(model).audit.agrees
