@@ -529,6 +529,7 @@ class Facts:
         """
         roots = array("i", range(len(self)))
         flags, inputs, owners, targets = self.flags, self.inputs, self.owners, self.targets
+        own_result = int(Flag.OWN_RESULT)
         for row, owner in enumerate(owners):
             first = inputs[row][0] if inputs[row] else row
             if owner == row:
@@ -536,10 +537,10 @@ class Facts:
             elif targets[row] == GETITEM:
                 first = inputs[row][0] if inputs[row] else owner
                 is_part = returns_memory_of_input(self, first)
-            elif flags[row] & Flag.WRITES and flags[row] & Flag.REPEATABLE:
-                known = ((each, roots[each]) for each in inputs[row])  # it may write to a piece of what the owner makes
-                pieces = (each for each, root in known if targets[root] == GETITEM and inputs[root] == (owner,))
-                first, is_part = next(pieces, owner), not flags[row] & Flag.OWN_RESULT
+            elif flags[row] & Flag.WRITES:  # to what the owner makes, a piece of it, or a result of what fills it
+                known = (roots[each] for each in inputs[row] if owners[roots[each]] == owner)
+                own = (root for root in known if root == owner or targets[root] == GETITEM or flags[root] & own_result)
+                first, is_part = next(own, owner), not flags[row] & own_result
             elif flags[row] & Flag.REPEATABLE:
                 is_part = returns_memory_of_input(self, row)
             else:

@@ -174,7 +174,8 @@ def held_and_rerun(
         # outer memory that it wrote to
         flags = facts.flags[row]
         is_tuple = flags & Flag.MULTI_OUTPUT and facts.targets[row] != GETITEM
-        is_foreign = flags & (Flag.WRITES | Flag.REPEATABLE) == Flag.WRITES or flags & Flag.SYMBOLIC
+        writes = (facts.flags[facts.owners[row]] | flags) & (Flag.WRITES | Flag.REPEATABLE)
+        is_foreign = writes == Flag.WRITES or flags & Flag.SYMBOLIC
         if is_inner and (facts.bytes[row] or facts.dtypes[row]) and not is_tuple and not is_foreign:
             saved.add(row)
     saved.update(row for row in checkpoints.crossing or () if moves(decisions[inner.get(row, row)]))

@@ -203,7 +203,8 @@ def _kind(facts: Facts, decisions: Sequence[Decision | None], row: int, operator
         if not flags & _REPEATABLE:
             return _write(operator)
         if (decision := decisions[row]) is not None and decision.outcome.is_held:
-            return KEEP if row in held and flags & Flag.OWN_RESULT else HELD
+            is_own = row in held or flags & Flag.MULTI_OUTPUT
+            return KEEP if is_own and not origins.gives_what_it_writes(operator) else HELD
     elif row in held or any(piece in held for piece in facts.users[row] if facts.targets[piece] == GETITEM):
         return KEEP
     elif flags & _WRITES and statistics_positions(operator):

@@ -43,6 +43,12 @@ def bump_and_give(x: Tensor, buffer: Tensor) -> Tensor:
     return x * buffer
 
 
+@torch.library.custom_op("policylang_tests::bump_and_give_two", mutates_args=("buffer",))
+def bump_and_give_two(x: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+    buffer.add_(x.mean(0))
+    return x * buffer, x.sin()
+
+
 declared = torch.library.Library("policylang_tests", "FRAGMENT")
 declared.define("bump_declared(Tensor x, Tensor(a!) buffer) -> Tensor(a!)")
 declared.impl("bump_declared", lambda x, buffer: buffer.add_(x.mean(0)), "CompositeExplicitAutograd")
@@ -182,6 +188,7 @@ STATES |= {
     "new spectral_norm": lambda s, h: s.new(h),
     "custom operator": lambda s, h: (bump(h.detach(), s.mean), h * s.mean.clone())[1],
     "operator that gives": lambda s, h: h * bump_and_give(h.detach(), s.mean),
+    "operator that gives two": lambda s, h: h * bump_and_give_two(h.detach(), s.mean)[1],
     "declared operator": lambda s, h: h * torch.ops.policylang_tests.bump_declared(h.detach(), s.mean).clone(),
     "generator": lambda s, h: h * torch.rand(W, generator=s.generator),
     "python's generator": lambda s, h: h.sin() if random.random() < 0.5 else h * random.random(),
@@ -419,6 +426,12 @@ def both(b: nn.Module, x: Tensor) -> Tensor:
     return b.out(x) * result * made
 
 
+def two_results(b: nn.Module, x: Tensor) -> Tensor:
+    made = torch.empty_like(x[0]).fill_(1)
+    result, _ = bump_and_give_two(x.detach(), made)
+    return b.out(x) * result.mul_(2) * made
+
+
 def view_of_noise(b: nn.Module, x: Tensor) -> Tensor:
     return F.rrelu(b.out(x), training=True)[..., 0].sin() * x.mean()
 
@@ -437,6 +450,7 @@ def into_another(b: nn.Module, x: Tensor) -> Tensor:
         two_at_once,
         read_between_writes,
         both,
+        two_results,
         view_of_noise,
         reads_one_and_fills_another,
         into_another,
