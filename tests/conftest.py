@@ -21,7 +21,7 @@ gc.set_threshold(*RARELY)
 # HYPOTHESIS_PROFILE=search draws new ones each time, and more.
 # No test asserts a time: neither does hypothesis, of an example or of drawing it.
 settings.register_profile("search", print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", settings.get_profile("search"), derandomize=True, max_examples=40)
+settings.register_profile("same", settings.get_profile("search"), derandomize=True, max_examples=25)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

@@ -19,7 +19,6 @@ import policylang
 from policylang.audit.report import Report
 from policylang.backends.torch_compile.backend import PolicyBackend
 from tests.support.compiled import Trained, assert_bitwise_equal, backend_for, train
-from tests.support.drawn import slow
 from tests.support.models import Example, Function, counter, mixtral, mlp, square_loss
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -76,7 +75,8 @@ def test_counters_move_once_a_step() -> None:
     assert_bitwise_equal(ours, train(counter(), steps=3))
 
 
-@pytest.mark.parametrize("text", ["recompute everything", slow("recompute everything; save topk")])
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["recompute everything", "recompute everything; save topk"])
 def test_tokens_go_to_the_experts_they_went_to(text: str) -> None:
     """torchtitan#1117, pytorch#186572: the routing flipped between forward and recomputation."""
     plain = trained(mixtral(1), "aot_eager")

@@ -14,7 +14,6 @@ from policylang.backends import caching, runtime
 from policylang.backends.runtime import RankOrder
 from policylang.torch_compat import distributed
 from tests.support.cache_process import Halves, Job, compile_and_train
-from tests.support.drawn import slow
 from tests.support.fused_process import compile_and_train as train_fused
 from tests.support.process import python
 from tests.support.sharded import fake_ranks
@@ -137,7 +136,8 @@ def fused_cache(tmp_path: Path) -> Iterator[Path]:
 
 
 @needs_groups_in_any_order
-@pytest.mark.parametrize("process", [slow("this one"), slow("another"), "an evaluation"])
+@pytest.mark.slow
+@pytest.mark.parametrize("process", ["this one", "another", "an evaluation"])
 def test_what_has_no_groups_yet_makes_those_of_the_graph_that_it_finds(fused_cache: Path, process: str) -> None:
     gradients = process != "an evaluation"
     cold = train_fused(FUSED, gradients)

@@ -122,7 +122,7 @@ def test_a_mode_that_does_not_exist(policy_file: Path) -> None:
         torch.compile(model, backend=policylang.backend(policy_file), mode="warp-speed")(*inputs)
 
 
-@pytest.mark.parametrize("asked", ["mode", "option", "setting"])
+@pytest.mark.parametrize("asked", ["mode", slow("option"), slow("setting")])
 def test_no_cuda_graph_captures_copies_to_the_host(asked: str, tmp_path: Path) -> None:
     file = tmp_path / "moved.apl"
     file.write_text("undecided -> save\noptional offload mm, addmm\n", encoding="utf-8")
@@ -223,7 +223,9 @@ def ending_in(activation: str) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.Linear(16, 16), end), torch.randn(4, 16)
 
 
-@pytest.mark.parametrize("activation", ["ReLU", "Sigmoid", "Hardtanh", "GELU", "PReLU", "Softmax", "Softplus"])
+@pytest.mark.parametrize(
+    "activation", ["ReLU", "GELU", "Softmax", *map(slow, ("Sigmoid", "Hardtanh", "PReLU", "Softplus"))]
+)
 def test_min_cut_beside_an_activation_at_the_end(activation: str) -> None:
     assert_same_as_without(*ending_in(activation), POLICIES["auto"], "aot_eager", activation)
 

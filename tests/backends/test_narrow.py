@@ -36,7 +36,7 @@ from tests.support import models
 from tests.support.architectures import IMAGES
 from tests.support.by_hand import BF16, ROWS8, narrowed_by_hand, rounded
 from tests.support.compiled import backend_for
-from tests.support.drawn import examples
+from tests.support.drawn import crossed, examples
 from tests.support.flat_graphs import Flat, assert_bitwise_equal, copy_graph, flat_graph
 from tests.support.joint import capture_joint
 from tests.support.measured import measured, measured_flat
@@ -234,8 +234,7 @@ def in_place(text: str) -> tuple[int, int, Plan]:
     return measured_flat(gm), outcome.audit.saved_bytes, outcome.plan
 
 
-@pytest.mark.parametrize("road", [partitioned, in_place])
-@pytest.mark.parametrize("form", [BF16, ROWS8], ids=str)
+@pytest.mark.parametrize(("road", "form"), crossed([partitioned, in_place], [BF16, ROWS8]))
 def test_the_peak_is_that_of_the_plan(road: Callable[[str], tuple[int, int, Plan]], form: NarrowForm) -> None:
     text = SAVE + "save gelu{}"
     whole, narrow = road(text.format("")), road(text.format(f" as {form.text}"))

@@ -51,7 +51,7 @@ def copies(gm: fx.GraphModule, target: Any) -> list[fx.Node]:
 
 # --- values -------------------------------------------------------------------------------------------------------
 QUICK = [
-    ("mlp", SAVE + "offload gelu, addmm"),
+    slow("mlp", SAVE + "offload gelu, addmm"),
     slow("resnet", "recompute everything\noffload convolution"),
     ("shared_parameters", SAVE + "offload addmm up to 4 KiB per rank"),
 ]

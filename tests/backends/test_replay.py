@@ -130,7 +130,7 @@ def replay() -> Policy:
 @pytest.mark.parametrize(
     ("model", "policy"),
     [
-        slow(one_layer, SAVE_PRODUCTS), (ZOO["mlp"], SAVE_ALL), (ZOO["shared_parameters"], SAVE_PRODUCTS),
+        slow(one_layer, SAVE_PRODUCTS), (ZOO["mlp"], SAVE_ALL), slow(ZOO["shared_parameters"], SAVE_PRODUCTS),
         slow(one_layer, SAVE_ALL), slow(llama, SAVE_PRODUCTS), slow(llama, SAVE_ALL), slow(gpt2, SAVE_PRODUCTS),
         slow(gpt2, SAVE_ALL), slow(mixtral, SAVE_PRODUCTS), slow(ZOO["qwen3"], SAVE_ALL),
     ]
@@ -442,8 +442,7 @@ def test_where_the_tags_say_the_same_no_override_is_needed() -> None:
     same(first, second)
 
 
-@pytest.mark.parametrize("decomposed", [False, True])
-@pytest.mark.parametrize("shape", [several, nested, beside])
+@pytest.mark.parametrize(("shape", "decomposed"), crossed([several, nested, beside], [False, True]))
 def test_the_record_of_another_partitioner_is_read_by_its_annotation(shape, decomposed) -> None:
     """As AutoParallel does it: what the first forward returns is annotated, of a tuple the operator."""
     from functorch.compile import min_cut_rematerialization_partition
@@ -551,7 +550,9 @@ def twice(first: str, second: str) -> tuple[list[Report], list[Tensor | None]]:
 
 
 @needs_marked_backwards
-@pytest.mark.parametrize("second", [OUTER, f"{OUTER}\nsave mm in block", "blocks layers.*\nsave sin in block"])
+@pytest.mark.parametrize(
+    "second", [slow(OUTER), slow(f"{OUTER}\nsave mm in block"), "blocks layers.*\nsave sin in block"]
+)
 def test_what_the_first_backward_runs_again_is_no_forward_value(second: str) -> None:
     (before, after), found = twice(OUTER, second)
     assert after.forward_nodes == before.forward_nodes - 3  # what autograd kept of each relu is made in the backward

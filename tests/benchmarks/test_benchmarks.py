@@ -197,6 +197,7 @@ def test_a_point_that_is_faster_is_said_to_beat() -> None:
     assert found["faster by"] == pytest.approx(measured()["tuned"][0]["recompute"] / tuner.forward)
 
 
+@pytest.mark.slow
 def test_what_torch_is_said_to_save_is_what_its_partition_saves() -> None:
     graph = joint()
     facts = subject().facts()

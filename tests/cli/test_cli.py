@@ -125,10 +125,10 @@ FULL = "policylang: the output cannot be written: no space left on device\n"
     ("command", "code", "err"),
     [
         ("list > /dev/full", 2, FULL),
-        ("--version > /dev/full", 2, FULL),
+        slow("--version > /dev/full", 2, FULL),
         ("show nowhere.graph 2> /dev/full", 2, ""),
         ("list >&-", 2, "policylang: the standard output is closed\n"),
-        ("check llama3_sac 2>&-", 0, ""),
+        slow("check llama3_sac 2>&-", 0, ""),
         ("check - <&-", 0, ""),
     ],
 )

@@ -71,7 +71,7 @@ def _holds(policylang, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", ["gpt2.json --seq 256 --gpus 4 --peak 40MiB", "vit.json --batch 8 --peak 14MiB --path joint"]
+    "asked", ["gpt2.json --seq 256 --gpus 4 --peak 40MiB", slow("vit.json --batch 8 --peak 14MiB --path joint")]
 )
 def test_a_small_model_fits_with_a_recipe_that_holds(policylang, asked):
     words = asked.split()
@@ -289,7 +289,7 @@ def test_facts_are_those_of_a_full_trace(monkeypatch, deep, batch, layers):
         slow("llama", {"fsdp": 2, "tp": 2}, None),
         ("llama", {"fsdp": 2, "tp": 2}, TargetDevice("cpu")),
         slow("gemma2", {"fsdp": 2, "tp": 2}, None),  # the embedding and the head are one weight
-        ("mixtral", {"fsdp": 8, "tp": 2}, None),  # 4 experts, which compute with plain tensors and add up in place
+        slow("mixtral", {"fsdp": 8, "tp": 2}, None),  # 4 experts, which compute with plain tensors and add up in place
     ],
 )
 def test_each_rank_has_its_share_of_the_weights(name, mesh, device):

@@ -49,7 +49,7 @@ def whole(size: int) -> DeviceMesh:
 
 
 # --- stages ---------------------------------------------------------------------------------------------------------
-def in_two_stages(rank: int, odd: int | None, given: bool) -> str:
+def in_two_stages(rank: int, odd: int, given: bool) -> str:
     """Two stages of two ranks, of other layers and under other lines; one rank may have another policy."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
     stage = rank // 2
@@ -62,7 +62,6 @@ def in_two_stages(rank: int, odd: int | None, given: bool) -> str:
 @needs_groups_in_any_order
 @pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["groups", "mesh"])
 def test_ranks_of_a_stage_are_compared_and_stages_are_not(given: bool) -> None:
-    assert run_ranks(in_two_stages, 4, None, given) == [""] * 4
     first, second, *last = run_ranks(in_two_stages, 4, 1, given)
     assert last == ["", ""]
     for found in (first, second):

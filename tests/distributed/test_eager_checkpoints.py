@@ -155,7 +155,8 @@ def check_four(rank: int) -> None:
     check_ddp(rank, models.mlp())
 
 
-@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("everything", [False, True])
 def test_two_ranks_compute_the_same_bits(everything: bool) -> None:
     run_ranks(check_two, 2, everything)
 

@@ -23,6 +23,7 @@ from policylang.language.plain_data import from_plain, to_plain
 from policylang.planning.plan import Plan
 from policylang.torch_compat import distributed
 from policylang.torch_compat.graphs import group_ranks
+from tests.support.drawn import crossed
 from tests.support.edited import assert_facts_hold
 from tests.support.lines import Chain, chains, device_mesh, gather, gathers, placements_of, shard_of, traced
 from tests.support.ranks import run_ranks
@@ -609,11 +610,15 @@ def test_the_gathered_weight_of_the_forward_dies_there() -> None:
 
 
 @pytest.mark.usefixtures("many")
-@pytest.mark.parametrize("name", ["fsdp", "fsdp_reshard_always", "fsdp_reshard_never"])
 @pytest.mark.parametrize(
-    ("before", "needed"), [("", AGAIN), ("recompute everything in block\n", WEIGHTS), ("undecided -> save\n", AGAIN)]
+    ("name", "before"),
+    crossed(
+        ["fsdp", "fsdp_reshard_always", "fsdp_reshard_never"],
+        ["", "recompute everything in block\n", "undecided -> save\n"],
+    ),
 )
-def test_the_bundled_contracts_stand_whatever_is_recomputed(name: str, before: str, needed: int) -> None:
+def test_the_bundled_contracts_stand_whatever_is_recomputed(name: str, before: str) -> None:
+    needed = WEIGHTS if before.startswith("recompute") else AGAIN
     step = apply_reshard(traced_sharded(torch.bfloat16), f"{before}include <{name}>\n")
     kept = [name for name in step.report.saved.names if "wait" in name]
     never = name == "fsdp_reshard_never"

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import policylang
+from tests.support.drawn import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^\n]*) -->\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -133,7 +134,10 @@ def pages() -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in found if BLOCK.search(path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("page", sorted({*pages()} - COMPARED))
+LONG = "docs/snapshots.md"
+
+
+@pytest.mark.parametrize("page", [slow(LONG), *sorted({*pages()} - COMPARED - {LONG})])
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for policy in (*(ROOT / "policies").glob("*.apl"), *(ROOT / "examples").glob("*.apl")):

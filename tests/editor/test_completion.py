@@ -100,6 +100,7 @@ def is_free(word: str, kind: str, cursor: Cursor) -> bool:
     )
 
 
+@cache
 def places() -> list[tuple[State, tuple[Cursor, ...], str, str]]:
     """Every word of every statement that can be read, with the place that it stands in."""
     found = []
@@ -119,19 +120,16 @@ def places() -> list[tuple[State, tuple[Cursor, ...], str, str]]:
     return found
 
 
-PLACES = places()
-
-
 def test_there_are_places_of_every_kind() -> None:
-    assert len(PLACES) > 1500
-    assert {kind for _, _, _, kind in PLACES} >= terminal_texts().keys() - {"LPAR", "RPAR"}
+    assert len(places()) > 1500
+    assert {kind for _, _, _, kind in places()} >= terminal_texts().keys() - {"LPAR", "RPAR"}
 
 
 def test_the_next_word_is_among_those_that_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("policylang.editor.word_offers.lets_above", lambda text, cursor: {})
     known: dict[tuple, set[str]] = {}
     missing = []
-    for here, cursors, word, kind in PLACES:
+    for here, cursors, word, kind in places():
         cursor = cursors[0]
         if is_free(word, kind, cursor):
             continue
@@ -146,7 +144,7 @@ def test_the_next_word_is_among_those_that_are_offered(monkeypatch: pytest.Monke
 def distinct() -> list[tuple[Cursor, str]]:
     """A place for each set of terminals behind each word, with the text before it."""
     found = {}
-    for cursor in (each for _, cursors, _, _ in PLACES for each in cursors):
+    for cursor in (each for _, cursors, _, _ in places() for each in cursors):
         key = (cursor.accepted, cursor.kinds[-1:], cursor.kinds[:1])
         found.setdefault(key, (cursor, cursor.source.text[cursor.begin : cursor.start]))
     return list(found.values())

@@ -81,7 +81,8 @@ def test_the_same_tag_on_every_node(policy: str, layers: int):
     assert different == known_differences(plan.facts, POLICIES[policy])
 
 
-@pytest.mark.parametrize("model", [deepseek, slow(qwen3)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [deepseek, qwen3])
 def test_the_same_tag_on_every_node_of_a_mixture_of_experts(model: Callable[[], Traced]):
     """But for the counter of tokens, which a second run would count again, and for the routing under `full`."""
     gm = model().gm

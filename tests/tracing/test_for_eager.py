@@ -13,6 +13,7 @@ from torch.optim import SGD
 from policylang import trace_step
 from policylang.errors import PolicyError, PolicyGraphError
 from policylang.torch_compat.eager import DispatchMode
+from tests.support.drawn import slow
 
 aten = torch.ops.aten
 
@@ -115,7 +116,7 @@ class Counted(DispatchMode):
 COMPARED = (aten.where.self, aten.clone.default, aten.mm.default, aten._unsafe_view.default)
 
 
-@pytest.mark.parametrize("pad", [None, 0])
+@pytest.mark.parametrize("pad", [slow(None), 0])
 def test_a_llama_without_cache_has_no_mask(pad: int | None) -> None:
     """Transformers looks at positions, and with a padding token at the batch."""
     config = transformers.LlamaConfig(

@@ -228,7 +228,7 @@ def test_the_lower_hull_bends_one_way() -> None:
     assert all(here > there > 0 for here, there in pairwise(slopes))
 
 
-@pytest.mark.parametrize(("name", "path"), [("joint", JOINT), ("flat", FLAT)])
+@pytest.mark.parametrize(("name", "path"), [slow("joint", JOINT), ("flat", FLAT)])
 def test_no_policy_beats_it(name: str, path: Capabilities) -> None:
     facts, times = traced(name)
     program = Program(choices_of(facts, times, path))

@@ -376,9 +376,10 @@ def test_a_compiled_step_has_the_bits_that_it_had(name: str) -> None:
     assert_bitwise_equal(without, train(ZOO[name](), lambda model: torch.compile(model, backend=tuned)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("tutorial", "30%"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [("gpt2", "10%"), ("vit", "5%")])],
+    [("tutorial", "30%"), ("gpt2", "10%"), ("vit", "5%")],
 )
 def test_a_tuned_policy_has_no_warnings(name: str, share: str) -> None:
     """Lines that change nothing noticeably are left out: the workflow of the docs denies warnings."""

@@ -80,7 +80,7 @@ WAYS: dict[str, Way] = {
     "each block inside its checkpoint": lambda model, by: checkpointed(each_wrapped(model, by)),
     "the model": lambda model, by: whole(checkpointed(model), by),
 }
-SLOW = ("each block around its checkpoint",)
+SLOW = ("each block around its checkpoint", "each block, then checkpoints")
 
 
 class Counting(TorchDispatchMode):

@@ -22,7 +22,7 @@ from policylang.planning.edits.proof import ChainCall, Equivalence, Prover, _lab
 from policylang.planning.edits.statement_edits import plan_edits
 from policylang.planning.graph_edit import Edit, Node
 from policylang.planning.planner import plan
-from tests.support.drawn import drawn, examples
+from tests.support.drawn import drawn, examples, slow
 from tests.support.edited import AllAlike
 from tests.support.lines import ATEN, CAST, KINDS, Builder, EveryRank, Program, bucketed, carried_out, picking, targets
 from tests.support.lines import bucketed_shard_of as shard_of
@@ -462,7 +462,7 @@ def test_a_length_of_one_in_front_of_a_part_of_a_bucket() -> None:
     check("scatter", [((1, 4, 4), []), ((1, 4, 2), [])], ranks=2)
 
 
-@pytest.mark.parametrize("kind", ["gather", "scatter", "reduce"])
+@pytest.mark.parametrize("kind", ["gather", slow("scatter"), slow("reduce")])
 @drawn(10, 300, members, st.sampled_from((1, 2, 3)))
 def test_strides_are_those_of_torchs_operators(kind, drawn, ranks) -> None:
     check(kind, drawn, ranks)
