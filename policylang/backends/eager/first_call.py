@@ -306,6 +306,8 @@ class Observation:
         read = mapped(lambda leaf: self.origins.of(leaf) if isinstance(leaf, Tensor) else leaf, (tuple(args), kwargs))
         out = func(*args, **kwargs)
         for number, tensor in enumerate(tensors_in(out)):
+            if tensor.is_nested:
+                raise problems.NESTED_MADE.error(name=self.name, operator=func)
             self.origins.put(tensor, TensorOrigin(call, number))
         annotations = tuple(each for each in annotated(traceback.get_current_meta()) if each != MODULE_ANNOTATION)
         self.operations.append(Operation(func, read[0], read[1], _described(out), *self.path[-1], annotations))
@@ -330,6 +332,9 @@ class Observation:
             out, self.states[at] = GeneratorState.around(run, args, kwargs)
         else:
             out = run()
+        offsets = [each.offsets() for each in tensors_in(out) if each.is_nested]
+        if any(origin is not None and origin.call >= 0 for origin in self.origins_of(offsets)):
+            raise problems.NESTED_MADE.error(name=self.name, operator=func)
         written = list(tensors_in(written_by(func, args, kwargs)))
         if written:
             self.origins.wrote(written)

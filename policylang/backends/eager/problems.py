@@ -64,6 +64,16 @@ RUNS_TRANSFORMED = Problem(  # only a warning: the numbers are right
     "{name} runs under a transformation of `torch.func`, without its checkpoint: its backward keeps all it reads",
     "run it under `torch.no_grad()` if no backward follows, or leave `vmap` and `jvp` out of the step",
 )
+NESTED_MADE = Problem(  # each run gives one of jagged layout another symbol for its size
+    "APL428",
+    "{name} makes a nested tensor, in `{operator}`, which no checkpoint can make again",
+    "make it before the blocks, with `layout=torch.jagged`, and pass it to them",
+)
+NESTED_GIVEN = Problem(
+    "APL428",
+    "{name} is called with a nested tensor of strided layout, which has no sizes that a plan could count",
+    "make it with `layout=torch.jagged`",
+)
 HOOKED = Problem(  # only a warning: the numbers are right
     "APL399",
     "{name} sets hooks for its saved tensors, so the policy decides nothing there",

@@ -29,7 +29,7 @@ from policylang.backends.eager.followed_call import (
     unfinished_call,
 )
 from policylang.backends.eager.moved_values import MovedTensor, NarrowedPart, Offloading
-from policylang.backends.eager.origins import leaves_in
+from policylang.backends.eager.origins import leaves_in, tensors_in
 from policylang.backends.eager.surroundings import Before, Surroundings, Volatile, surroundings
 from policylang.backends.fsdp_weights import NamedBlock, weights_of_blocks
 from policylang.backends.path import BackendPath, raise_differences, raise_errors
@@ -176,6 +176,8 @@ class CheckpointRegion:
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunningBlock:
         """A call of the block: the first of its kind is observed, the others follow what was planned then."""
+        if any(each.is_nested and each.layout is torch.strided for each in tensors_in((args, kwargs))):
+            raise problems.NESTED_GIVEN.error(name=self._named(module))
         modules = list(module.modules())
         key = call_key(modules, args, kwargs)
         kept = self.kept.get(key)

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -324,6 +325,9 @@ def skips(block: nn.Module, x: Tensor) -> Tensor:
     return block.out(x).sin() if counted[0] % 2 else x * block.out.bias
 
 
+jagged = partial(torch.nested.as_nested_tensor, layout=torch.jagged)
+
+
 @pytest.mark.parametrize(
     ("forward", "said"),
     [
@@ -333,16 +337,32 @@ def skips(block: nn.Module, x: Tensor) -> Tensor:
         (lambda b, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (b.out(x),)), "APL396.*calls `torch.cond`"),
         (lambda b, x: torch.cond(x.sum() > 0, lambda h: b.out(h), torch.cos, (x,)), "APL396.*calls `torch.cond`"),
         (lambda b, x: x - torch.func.grad(lambda v: b.out(v).sin().sum())(x), "APL398.*differentiates a function by"),
+        (lambda b, x: torch.nested.as_nested_tensor([b.out(x)]), "APL428.*`aten._nested_tensor_from_tensor"),
+        (lambda b, x: jagged([b.out(x)]).sin().values(), "APL428.*makes a nested tensor"),
         (lambda b, x: STATES["written to behind it"](b.states[0], b.out(x)), "APL395.*`aten.mul.Tensor`.*in place"),
         (lambda b, x: (b.out(x) * b.states[0].table[0], b.states[0].table.add_(1))[0], "APL395.*`aten.mul.Tensor`"),
     ],
-    ids=["counter", "operators", "ends early", "cond", "cond of module", "func.grad", "written behind it", "its view"],
+    ids=["counter", "operators", "ends early", "cond", "module", "func.grad", "nested", "jagged", "behind it", "view"],
 )
 def test_what_cannot_be_right_is_an_error_by_name(forward: Callable[[nn.Module, Tensor], Tensor], said: str) -> None:
     counted[0] = 0
     model = block_model(forward)
     with pytest.raises(PolicyGraphError, match=f"(?s){said}"):
         model(torch.ones(3, W, requires_grad=True)).sum().backward()
+
+
+def test_nested_tensors_that_a_block_is_called_with() -> None:
+    model, given = block_model(lambda b, x: b.out(x).sin()), [torch.ones(2, W), torch.ones(3, W)]
+    with pytest.raises(PolicyGraphError, match=r"APL428.*is called with a nested tensor of strided layout"):
+        model(torch.nested.as_nested_tensor(given))
+    plain = policylang.checkpoint_model(block_model(lambda b, x: b.out(x).sin()), None)
+
+    def run(model: nn.Module, _: int) -> Tensor:
+        loss = model(jagged(given)).values().sum() + 0 * sum(each.sum() for each in model.parameters())
+        loss.backward()
+        return loss
+
+    assert differences(train(plain, run), train(model, run)) == []
 
 
 def test_a_custom_operator_that_writes_is_told_as_one_of_torchs_own() -> None:
