@@ -316,6 +316,8 @@ def why_unsafe(facts: Facts, owner: int, capabilities: Capabilities) -> str | No
     if not flags & _SUSPECT:
         return None
     if flags & Flag.WRITES and not flags & Flag.REPEATABLE:
+        if not facts.flags[owner] & Flag.WRITES:
+            return "it is written to in place together with other values, and cannot be made again without them"
         return "it writes to one of its arguments, and recomputation would write twice"
     if flags & Flag.EFFECTFUL:
         return "it has an effect beyond its result, and recomputation would repeat it"

@@ -414,6 +414,12 @@ def tangled(b: nn.Module, x: Tensor) -> Tensor:
     return F.alpha_dropout(b.out(x), training=True)
 
 
+def test_memory_that_is_read_between_its_writes_is_refused_with_the_reason() -> None:
+    model = block_model(lambda b, x: F.alpha_dropout(b.out(x), training=True), "recompute everything in block")
+    with pytest.raises(PolicyMatchError, match=r"APL304.*`empty_like`: it is written to in place together"):
+        model(torch.ones(3, W))
+
+
 def behind_its_back(b: nn.Module, x: Tensor) -> Tensor:
     made = b.out(x).exp()
     made.data.add_(1)
