@@ -145,6 +145,8 @@ class Choices:
     """By node: the column that keeps its memory, of a node that allocated some; ``NONE``."""
     runs: Sequence[int] = field(repr=False)
     """By producer: the column that decides to recompute it; ``NONE``."""
+    fixed: Sequence[int] = field(repr=False)
+    """By producer :data:`STAYS`, :data:`MUST_RUN` or 0."""
 
 
 def choices_of(
@@ -176,6 +178,7 @@ def choices_of(
         clauses=tuple(problem.clauses),
         keeps=problem.keeps,
         runs=problem.runs,
+        fixed=fixed,
     )
 
 

@@ -273,8 +273,8 @@ class Vocabulary:
         self._selections = Selections(facts, {}, classes.blocks, Chains(facts))
         self.inside = inside
         self.numbers = [number for number, each in enumerate(classes.all) if each.inside is inside]
-        self.mask = _mask(self.numbers)
-        self.views = _mask(number for number in self.numbers if number in classes.views)
+        self.mask = bits(self.numbers)
+        self.views = bits(number for number in self.numbers if number in classes.views)
         self._orders = self._in_blocks()
         found: dict[int, Phrase] = {}  # of those that denote the same the shortest
         stages = self._stages()
@@ -301,7 +301,7 @@ class Vocabulary:
             glob = _braces(those) if those != names else names[0].split(".")[0] + ".*"
             for firsts, end, cost in parts:
                 numbered = zip(self.numbers, every, strict=True)
-                mask = _mask(n for n, each in numbered if each.stage in those and each.first in firsts)
+                mask = bits(n for n, each in numbered if each.stage in those and each.first in firsts)
                 found.append((glob + end, mask, cost))
         return found
 
@@ -316,10 +316,10 @@ class Vocabulary:
         paths = self._paths(self.numbers)
         yield Phrase(EVERYTHING, self.mask, 1.0)
         for path in paths:
-            mask = _mask(number for number in self.numbers if self._is_in(number, path))
+            mask = bits(number for number in self.numbers if self._is_in(number, path))
             yield Phrase(EVERYTHING, mask, 1.2, module=path)
         if self.inside and classes.crossing and classes.all_cross:
-            yield Phrase(EVERYTHING, _mask(classes.crossing), 1.1, predicate="crosses block")
+            yield Phrase(EVERYTHING, bits(classes.crossing), 1.1, predicate="crosses block")
         for each in _GROUPS:
             numbers = self.of_selector(each)
             yield from self._narrowed(each, numbers, 1.0)
@@ -334,7 +334,7 @@ class Vocabulary:
             for path in ("", *self._paths(gathers)) if gathers else ():
                 within = [number for number in gathers if not path or self._is_in(number, path)]
                 cost = 1.1 + 0.3 * bool(path) + 0.2 * (predicate in among)
-                yield Phrase(subject, _mask(within), cost, module=path, predicate=predicate)
+                yield Phrase(subject, bits(within), cost, module=path, predicate=predicate)
         names = {self._bare(name, [classes.all[number] for number in them]): them for name, them in by_name.items()}
         for subject, numbers in names.items():
             yield from self._narrowed(subject, numbers, 1.0)
@@ -351,12 +351,12 @@ class Vocabulary:
         """By module and by position."""
         if not numbers:
             return
-        yield Phrase(subject, _mask(numbers), cost)
+        yield Phrase(subject, bits(numbers), cost)
         counted = subject not in _SWEEPING
         paths = self._paths(numbers)
         for path in paths:
             within = [number for number in numbers if self._is_in(number, path)]
-            yield Phrase(subject, _mask(within), cost + 0.3, module=path)
+            yield Phrase(subject, bits(within), cost + 0.3, module=path)
             if counted:
                 yield from self._positions(subject, within, cost + 0.3, path)
         if counted:
@@ -383,7 +383,7 @@ class Vocabulary:
     ) -> Iterator[Phrase]:
         union = frozenset(number for order in orders for number in order[part])
         if all(tuple(filter(union.__contains__, order)) == order[part] for order in orders):
-            yield Phrase(subject, _mask(union), cost, position, path)
+            yield Phrase(subject, bits(union), cost, position, path)
 
     def _by_own_module(self, subject: str, numbers: Sequence[int]) -> Iterator[Phrase]:
         """The classes of a module itself, without those of its submodules."""
@@ -401,10 +401,10 @@ class Vocabulary:
             others = (number for number in numbers if number not in within)
             alone = not (self.inside or glob.endswith("*")) and not any(self._is_in(each, glob) for each in others)
             place = {"module": glob} if alone else {"predicate": f"module == {glob}"}
-            yield Phrase(subject, _mask(within), 1.8, **place)
+            yield Phrase(subject, bits(within), 1.8, **place)
             positions = sorted({classes.all[number].position for number in within})
             for at, each in enumerate(positions if len(positions) > 1 else ()):
-                mask = _mask(number for number in within if classes.all[number].position == each)
+                mask = bits(number for number in within if classes.all[number].position == each)
                 yield Phrase(subject, mask, 2.3 if alone else 2.4, _position(at, len(positions)), **place)
 
     def _in_blocks(self) -> tuple[tuple[int, ...], ...]:
@@ -463,5 +463,6 @@ def _braces(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{head}.{{{','.join(each.rpartition('.')[2] for each in names)}}}"
 
 
-def _mask(numbers: Iterable[int]) -> int:
+def bits(numbers: Iterable[int]) -> int:
+    """A bit for each of these numbers."""
     return sum(1 << number for number in set(numbers))

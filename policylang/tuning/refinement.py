@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from policylang.graph.blocks import OUTSIDE
 from policylang.language.syntax import Action
 from policylang.planning.plan import Plan
-from policylang.tuning.choices import NONE, Choices
+from policylang.tuning.choices import NONE, STAYS, Choices
 from policylang.tuning.composition import Floats
 from policylang.tuning.decision_list import MOST_STATEMENTS, blocks_phrase
-from policylang.tuning.phrases import Phrase, ValueClasses, Vocabulary
+from policylang.tuning.phrases import Phrase, ValueClasses, Vocabulary, bits
 
 Bools = NDArray[np.bool_]
 Weighed = list[tuple[float, list[str]]]
@@ -60,6 +60,10 @@ class Refinement:
         self._choices, self._before = choices, "override " if override else ""
         self._sizes, self._seconds = np.asarray(choices.sizes, float), np.asarray(choices.seconds, float)
         self._words, self._classes = words, len(classes)
+        owners = choices.facts.owners
+        self._stays = {row for row in choices.facts.forward if choices.fixed[owners[row]] == STAYS}
+        """Nodes that may not be recomputed, such as a router's choice: a text that would is refused."""
+        self._never = bits(classes.of[row] for row in self._stays if classes.of[row] >= 0)
         self._numbers = np.array([classes.of[row] for row in choices.rows], dtype=np.int64)
         count, blocks = len(classes.blocks.names), np.array([classes.blocks.block_of[row] for row in choices.rows])
         everywhere = blocks >= OUTSIDE
@@ -95,8 +99,9 @@ class Refinement:
         ways = []
         for at, outcome in zip(places, made.rules, strict=True):
             decided = {row: before.get(row, ground) for row in outcome.decided}
-            state = np.array([decided.get(row, now) for row, now in zip(self._choices.rows, again, strict=True)])
-            ways.append((state, lines[:at] + lines[at + 1 :]))
+            if not any(decided[row] for row in self._stays & decided.keys()):
+                state = [decided.get(row, now) for row, now in zip(self._choices.rows, again, strict=True)]
+                ways.append((np.array(state), lines[:at] + lines[at + 1 :]))
             before.update(dict.fromkeys(outcome.matched, outcome.rule.action is not Action.SAVE))
         sizes, seconds, _ = self._figures(np.stack([again, *(state for state, _ in ways)], axis=1))
         harm = abs(seconds[1:] / seconds[0] - 1) + abs(sizes[1:] / sizes[0] - 1)
@@ -131,15 +136,16 @@ class Refinement:
         found: dict[tuple[bool, str, int, int], tuple[float, str, Bools, Bools]] = {}
         for saves in (True, False):
             relevant = on & ((self._sizes == 0) if saves else (self._sizes > 0)) & (self._numbers >= 0)
-            asked = _mask(self._numbers[relevant])
+            asked = bits(self._numbers[relevant].tolist())
             for words, places in zip(self._words, self._places, strict=True):
-                shortest = {each.mask & asked: each for each in sorted(words.phrases, key=lambda each: -each.cost)}
+                may_be = (each for each in words.phrases if saves or not each.mask & self._never)
+                shortest = {each.mask & asked: each for each in sorted(may_be, key=lambda each: -each.cost)}
                 phrases = [each for mask, each in shortest.items() if mask]
                 takes = self._by_class(phrases)
                 total = takes @ np.bincount(self._numbers[relevant], minlength=self._classes)
                 for place, end, there in places:
                     here = self._numbers[relevant & there]
-                    count, asked_here = takes @ np.bincount(here, minlength=self._classes), _mask(here)
+                    count, asked_here = takes @ np.bincount(here, minlength=self._classes), bits(here.tolist())
                     for at in np.flatnonzero((count > 0) & (count < total) if end else count).tolist():
                         cost = phrases[at].cost + _ELSEWHERE * bool(end)
                         key = saves, end, phrases[at].mask & asked_here, int(count[at])
@@ -183,7 +189,3 @@ class Refinement:
 def _recomputes(made: Plan, row: int) -> bool:
     decided = made.decisions[row]
     return decided is not None and decided.action is not None and decided.action.recomputes
-
-
-def _mask(numbers: NDArray[np.int64]) -> int:
-    return sum(1 << number for number in set(numbers.tolist()))

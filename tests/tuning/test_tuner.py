@@ -14,7 +14,7 @@ from policylang.api.load import parse
 from policylang.api.planned_graphs import read_any
 from policylang.graph.facts import Facts
 from policylang.language.devices.reading import read_device
-from policylang.language.diagnostics import Source
+from policylang.language.diagnostics import Source, is_error
 from policylang.language.formatting import format_source
 from policylang.planning.capabilities import EAGER, FLAT, JOINT, Capabilities
 from policylang.planning.liveness import saved_and_recomputed
@@ -179,6 +179,19 @@ def test_further_rules_spare_what_they_are_said_to(share: float) -> None:
     assert all(each.saved <= start.saved + room and each.recompute < start.recompute for each in found)
     assert [each.recompute for each in found] == sorted(each.recompute for each in found)
     assert tuner.tuned(budget).chosen.recompute <= start.recompute
+
+
+def test_no_further_rule_takes_the_place_of_one_that_is_needed() -> None:
+    """What may not run again has to be named: of a full text, the line that does so is never left out."""
+    facts = facts_of("\n".join(line + " effectful" * (" aten.silu." in line) for line in stacked_text(8).splitlines()))
+    tuner, some = Tuner(facts, node_times(facts, DEVICE), JOINT), ("mm in mlp.up", "attention")
+    more = [f"save {each} in first {count} blocks" for count in range(7, 0, -1) for each in some]
+    text = "\n".join(["recompute everything", "save silu in block", *more]) + "\n"
+    found = tuner._refinement.texts(text, planned(text, facts), 1e6)
+    assert found
+    for each in found:
+        assert "save silu in block" in each
+        assert not any(map(is_error, planned(each, facts).diagnostics))
 
 
 def test_the_same_input_gives_the_same_text() -> None:

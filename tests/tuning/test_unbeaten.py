@@ -112,6 +112,7 @@ def test_nothing_that_fits_beats_what_is_chosen(graph, figure, shares) -> None:
         pytest.param("resnet50", FLAT, (0.2, 0.4, 0.6, 0.8), marks=pytest.mark.slow),
         pytest.param("mixtral", FLAT, (0.4, 0.7), marks=pytest.mark.slow),
         pytest.param("gpt2", FLAT, (0.3, 0.6), marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", FLAT, (0.6,), marks=pytest.mark.slow),
     ],
 )
 def test_a_tuned_policy_is_near_the_exact_optimum_in_few_lines(name, path, shares) -> None:
