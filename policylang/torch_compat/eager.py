@@ -105,6 +105,11 @@ def storage_address(tensor: torch.Tensor) -> int | None:
     return None if storage is None else int(storage._cdata)
 
 
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """It stands for zeros, as forward derivatives do, and has a size but no memory: a copy from it ends the process."""
+    return bool(torch._is_zerotensor(tensor))
+
+
 def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The strided tensors that hold a tensor's data: itself, or the indices and values of a sparse one. The public
     ``indices()`` and ``values()`` are refused where a sparse tensor may name an element twice."""

@@ -22,7 +22,7 @@ from policylang.backends.eager import problems
 from policylang.graph.facts import MovedRows
 from policylang.language.syntax import NarrowForm
 from policylang.torch_compat import tracing
-from policylang.torch_compat.eager import storage_address, storage_bytes, version
+from policylang.torch_compat.eager import is_zero_tensor, storage_address, storage_bytes, version
 from policylang.torch_compat.graphs import outside_of_modes
 
 
@@ -198,4 +198,4 @@ class Offloading:
 
 
 def _can_move(part: Tensor) -> bool:
-    return storage_bytes(part) > 0 and not part.is_conj() and not part.is_neg()
+    return storage_bytes(part) > 0 and not (part.is_conj() or part.is_neg() or is_zero_tensor(part))

@@ -375,17 +375,19 @@ class GeneratorState:
             before, out = generator.get_state(), run()
             return out, cls(generator, before, generator.get_state())
 
-    def again(self, run: Callable[[], Any]) -> tuple[Any, bool]:
+    def again(self, run: Callable[[], Any], given: torch.Generator | None) -> tuple[Any, bool]:
         """Run the operator with the numbers that it drew, and say whether it has: not if something else drew from the
-        generator meanwhile, in the forward or now. Afterwards the generator goes on as if nothing had."""
-        if self.generator is None or self.before is None or self.behind is None:
+        generator meanwhile, in the forward or now. Afterwards the generator goes on as if nothing had. ``given``: what
+        the operator is given this time, another object where the block makes one."""
+        generator = given or self.generator
+        if generator is None or self.before is None or self.behind is None:
             return run(), True
         with _drawing:
-            now = self.generator.get_state()
-            self.generator.set_state(self.before)
+            now = generator.get_state()
+            generator.set_state(self.before)
             try:
-                out, behind = run(), self.generator.get_state()
+                out, behind = run(), generator.get_state()
             finally:
-                self.generator.set_state(now)
+                generator.set_state(now)
         with outside_of_modes():
             return out, torch.equal(behind, self.behind)

@@ -226,7 +226,7 @@ class RecomputeMode(BlockMode):
     def _recompute(self, kind: int, at: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = self._call
         if kind == DRAW and at in call.states:
-            out, same = call.states[at].again(partial(func, *args, **kwargs))
+            out, same = call.states[at].again(partial(func, *args, **kwargs), kwargs.get("generator"))
             if not same:
                 raise problems.DRAWN_MEANWHILE.error(name=call.name, operator=func, number=at + 1)
             return out

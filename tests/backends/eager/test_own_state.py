@@ -188,6 +188,7 @@ STATES |= {
     "old spectral_norm": lambda s, h: s.old(h),
     "new spectral_norm": lambda s, h: s.new(h),
     "custom operator": lambda s, h: (bump(h.detach(), s.mean), h * s.mean.clone())[1],
+    "generator it makes": lambda s, h: h * torch.rand(W, generator=torch.Generator().manual_seed(3)),
     "operator that gives": lambda s, h: h * bump_and_give(h.detach(), s.mean),
     "operator that gives two": lambda s, h: h * bump_and_give_two(h.detach(), s.mean)[1],
     "declared operator": lambda s, h: h * torch.ops.policylang_tests.bump_declared(h.detach(), s.mean).clone(),
@@ -523,6 +524,14 @@ def test_a_piece_of_a_result_is_written_to_in_its_own_memory(policy: str) -> Non
     plain = policylang.checkpoint_model(block_model(forward), None)
     assert differences(train(plain, run), train(model, run)) == []
     assert policylang.report(model).audit.agrees
+
+
+def test_a_forward_derivative_that_is_zero_has_no_memory_to_offload() -> None:
+    def forward(b: nn.Module, x: Tensor) -> Tensor:
+        return torch.func.jvp(lambda each: b.out(each).sin(), (b.out(x),), (torch.ones_like(x),))[1]
+
+    model, run = block_model(forward, "optional offload everything in block"), forwards_first((1, 0))
+    assert differences(train(policylang.checkpoint_model(block_model(forward), None), run), train(model, run)) == []
 
 
 @pytest.mark.parametrize("policy", ["recompute", "save"])
