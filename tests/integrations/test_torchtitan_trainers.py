@@ -101,17 +101,35 @@ def test_experts_on_two_ranks() -> None:
 
 
 EVERYWHERE = (
-    "llama3_sac",
-    "every_2nd_layer",
-    "memory_staged",
-    "save_all",
-    "torchtitan_op_sac",
-    "torchtitan_full",
-    "moe",
+    *("llama3_sac", "every_2nd_layer", "memory_staged", "save_all", "torchtitan_op_sac", "torchtitan_full"),
+    *("torchtitan_graph_full", "moe", "fsdp", "offload"),
 )
-ON_GRAPHS = ("torchtitan_default", "torchtitan_eager", "torchtitan_graph_full")
+ON_GRAPHS = (
+    *("torchtitan_default", "torchtitan_eager", "fsdp_reshard_never", "fsdp_overlap", "fsdp_tp_overlap", "prelude"),
+)
 COMMUNICATES_AGAIN = ("every_2nd_layer", "memory_staged", "torchtitan_full", "torchtitan_graph_full")
 """Refused alone on a graph: a collective whose sizes come from data is not recomputed (APL304)."""
+OFFLOAD = """include <llama3_sac>
+offload everything in block where crosses block
+offload matmul in block outside last block
+offload all_to_all in last block
+"""
+
+
+def with_experts(trainer: str, policy: str, model: str, tmp_path: Path) -> Setting:
+    """On two ranks, that share out FSDP's weights too, under a bundled policy or the one above."""
+    before = "blocks layers.*\n"
+    if policy == "moe":
+        before += "recompute everything in block\nsave everything in block where crosses block\n"
+    elif policy.startswith("fsdp"):
+        before += "device h100-sxm\ninclude <llama3_sac>\n"
+    again = "include <moe>\n" * (trainer == "graph" and policy in COMMUNICATES_AGAIN)
+    load = "balance up to 2.0\n" * (trainer == "graph")
+    path = tmp_path / "mine.apl"
+    own = OFFLOAD if policy == "offload" else f"include <{policy}>\n"
+    path.write_text(before + own + again + load)
+    disabled = ("joint_transformer_block_bucketing_reordering_pass",) * policy.endswith("overlap")
+    return Setting(trainer=trainer, model=model, experts=2, policy=str(path), disabled=disabled)
 
 
 @pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_moe"])
@@ -121,18 +139,32 @@ COMMUNICATES_AGAIN = ("every_2nd_layer", "memory_staged", "torchtitan_full", "to
 )
 def test_experts_that_lie_on_two_ranks(trainer: str, policy: str, model: str, tmp_path: Path) -> None:
     """Each receives what both ranks route to it; what is saved is planned for one load, and others are trained."""
-    everything = "recompute everything in block\nsave everything in block where crosses block\n" * (policy == "moe")
-    again = "include <moe>\n" * (trainer == "graph" and policy in COMMUNICATES_AGAIN)
-    load = "balance up to 2.0\n" * (trainer == "graph")
-    path = tmp_path / "mine.apl"
-    path.write_text(f"blocks layers.*\n{everything}include <{policy}>\n{again}{load}")
     theirs = "default" if trainer == "graph" else None  # the graph trainer has no step without a policy
     own = trained(Setting(trainer=trainer, model=model, theirs=theirs, experts=2), 2)
-    ours = trained(Setting(trainer=trainer, model=model, experts=2, policy=str(path)), 2)
+    ours = trained(with_experts(trainer, policy, model, tmp_path), 2)
     assert_same_training(ours, own)
     assert ours[0].losses != ours[1].losses
     assert [outcome.audit for outcome in ours] == [True, True]
-    assert (ours[0].reported > 0) is (policy != "save_all")
+    assert (ours[0].reported > 0) is (policy not in ("save_all", "prelude"))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "policy", "said"),
+    [
+        ("eager", "torchtitan_default", "APL301.*`save everything outside block feeding"),
+        ("eager", "torchtitan_eager", "APL301.*`save everything outside block feeding"),
+        ("eager", "fsdp_reshard_never", "APL414.*`override save fsdp_weight` wants the weights of `layers.0` kept"),
+        ("eager", "fsdp_overlap", "APL306.*`bucket weight_gather per block`"),
+        ("eager", "fsdp_tp_overlap", "APL306.*`bucket weight_gather per block`"),
+        ("eager", "replay", "APL301.*`override save everything where recorded saved`"),
+        ("graph", "replay", "APL301.*`override save everything where recorded saved`"),
+    ],
+)
+def test_what_does_not_hold_for_experts_is_refused_at_its_line(
+    trainer: str, policy: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError, match=said):
+        trained(with_experts(trainer, policy, "deepseek_v3", tmp_path), 2)
 
 
 @pytest.mark.parametrize(("model", "theirs"), [("llama3", "selective"), ("llama3", "full"), ("qwen3", "selective")])
@@ -226,7 +258,8 @@ def test_the_stages_of_the_eager_trainer(schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", RUNTIME)
 def test_the_stages_of_the_graph_trainer(schedule: str, tmp_path: Path) -> None:
-    """Their forward, their backward, and where the schedule splits it the parts for inputs and for weights."""
+    """Their forward, their backward, and where the schedule splits it the parts for inputs and for weights; DualPipeV
+    runs the backward of one stage and the forward of the other as one graph."""
     run = Setting(pipeline=schedule, layers=4)
     own = trained(evolve(run, theirs="default"), 2)
     offloads = tmp_path / "offloads.apl"
@@ -241,6 +274,7 @@ def test_the_stages_of_the_graph_trainer(schedule: str, tmp_path: Path) -> None:
         ours = trained(evolve(run, policy=policy), 2)
         assert_same_training(ours, own)
         assert [outcome.audit for outcome in ours] == [True, True]
+        assert [outcome.multiplexed > 0 for outcome in ours] == [schedule == "DualPipeV"] * 2
         if policy == "torchtitan_default":
             assert [outcome.ran for outcome in ours] == [outcome.ran for outcome in own]
 

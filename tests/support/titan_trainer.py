@@ -76,6 +76,8 @@ class Outcome:
     """How often some operators ran in the last step."""
     gathers: int = 0
     """All-gathers in the graph of a step."""
+    multiplexed: int = 0
+    """Graphs that run the forward of a stage and the backward of another as one."""
     planned: list[int] = field(factory=list)
     """Collectives as traced and as ordered, where the policy orders them; and those in the graph of a step."""
     recomputed: list[str] = field(factory=list)
@@ -122,6 +124,8 @@ def train(setting: Setting) -> Outcome:
     found: dict[str, Any] = {}
     if setting.trainer == "graph":
         found = _graphs(_stage_graphs(trainer) if setting.pipeline else [trainer._traced_step.gm])
+    if setting.trainer == "graph" and setting.pipeline:
+        found["multiplexed"] = len(trainer.pp_schedule.overlap_graphs)
     if setting.policy is not None:
         found |= _report(trainer, setting)
     trainer.close()
