@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.pipelining import PipelineStage, schedules
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -73,7 +74,35 @@ class Stage(nn.Module):
         return self.head(x)
 
 
-def trained(rank: int, ranks: int, name: str, text: str, compiled: bool) -> list[Tensor | None]:
+def hooked(stages: list[Stage]) -> None:
+    """Each result's gradient is doubled on its way, a block's and a product's within it."""
+    for each in (part for stage in stages for block in stage.layers for part in (block, block.up)):
+        each.register_forward_hook(lambda _, given, result: (result.register_hook(lambda grad: 2 * grad), result)[1])
+
+
+def in_bfloat16(stages: list[Stage]) -> None:
+    for each in stages:
+        each.forward = torch.autocast("cpu", torch.bfloat16)(each.forward)  # type: ignore[method-assign]
+
+
+def checkpointed_inside(stages: list[Stage]) -> None:
+    for block in (block for stage in stages for block in stage.layers):
+        block.up = checkpoint_wrapper(block.up)
+
+
+CHANGES: dict[str, Callable[[list[Stage]], object]] = {
+    "": list,
+    "frozen": lambda stages: [stages[0].requires_grad_(False), stages[2].layers.requires_grad_(False)],
+    "tied": lambda stages: setattr(stages[-1].head, "weight", stages[0].head.weight),
+    "hooked": hooked,
+    "in bfloat16": in_bfloat16,
+    "checkpointed inside": checkpointed_inside,
+    "scaled": list,
+}
+"""What becomes of the stages before they get a policy; of the last, the loss is scaled instead."""
+
+
+def trained(rank: int, ranks: int, name: str, text: str, compiled: bool, change: str = "") -> list[Tensor | None]:
     """Two steps: the losses that this rank sees, and the gradients of its stages."""
     torch.compiler.reset()
     kind = getattr(schedules, name)
@@ -81,6 +110,7 @@ def trained(rank: int, ranks: int, name: str, text: str, compiled: bool) -> list
     count = ranks * (2 if several else 1)
     torch.manual_seed(0)
     chunks = [Stage(LAYERS[number]) for number in range(count)]
+    CHANGES[change](chunks)
     in_a_v = name in IN_A_V
     own = [rank, count - 1 - rank] if in_a_v else list(range(rank, count, ranks))
     policy = policylang.parse(f"blocks layers.*; {text}")
@@ -92,7 +122,10 @@ def trained(rank: int, ranks: int, name: str, text: str, compiled: bool) -> list
             layer.compile(backend=backend)
     stages = [PipelineStage(chunks[number], number, count, torch.device("cpu")) for number in own]
     parts = 2 * ranks
-    schedule = kind(stages if several else stages[0], parts, loss_fn=nn.functional.mse_loss)
+    factor = 1024 if change == "scaled" else 1
+    schedule = kind(
+        stages if several else stages[0], parts, loss_fn=lambda *given: factor * nn.functional.mse_loss(*given)
+    )
     found: list[Tensor | None] = []
     for step in range(2):
         torch.manual_seed(100 + step)
@@ -107,13 +140,13 @@ def trained(rank: int, ranks: int, name: str, text: str, compiled: bool) -> list
     return found
 
 
-def check(rank: int, ranks: int, names: list[str], policies: list[str], compiled: bool) -> None:
+def check(rank: int, ranks: int, names: list[str], policies: list[str], compiled: bool, change: str = "") -> None:
     functorch.donated_buffer = False  # else compiled code refuses a backward in parts, with or without a policy
     for name in names:
-        expected = trained(rank, ranks, name, "", compiled)
+        expected = trained(rank, ranks, name, "", compiled, change)
         assert any(each is not None and each.any() for each in expected)
         for text in policies:
-            pairs = zip(trained(rank, ranks, name, text, compiled), expected, strict=True)
+            pairs = zip(trained(rank, ranks, name, text, compiled, change), expected, strict=True)
             assert all(one is other or torch.equal(one, other) for one, other in pairs), (name, text)
 
 
@@ -132,6 +165,12 @@ def test_every_schedule_gives_the_bits_of_no_policy(names: list[str], compiled: 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled blocks"])
 def test_every_schedule_gives_the_bits_of_no_policy_on_four_ranks(compiled: bool) -> None:
     run_ranks(check, 4, 4, [*IN_ONE, *LOOPED, *SPLIT], POLICIES[:2] if compiled else POLICIES[::2], compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", list(CHANGES)[1:])
+def test_what_stages_do_besides_gives_the_bits_of_no_policy(change: str) -> None:
+    run_ranks(check, 2, 2, [*LOOPED, *SPLIT], POLICIES[:2] + POLICIES[4:], False, change)
 
 
 def in_stages(rank: int) -> None:

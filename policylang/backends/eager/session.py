@@ -177,6 +177,15 @@ class Session:
             problems.warn(found)
         return self.told[found.code]
 
+    def without_work(self) -> str:
+        """Why its checkpoints have nothing to do; empty where they have."""
+        if self.without_layers:
+            return f"{self.without_layers} holds no layers, and a checkpoint has nothing to do"
+        if self.regions and all(each.idle and not each.kept for each in self.regions.values()):
+            names = folded_names([each.root or "the block" for each in self.regions.values()])
+            return f"the backward reads nothing of {names}: nothing is planned, and no rule is checked"
+        return ""
+
     def skipped(self) -> Diagnostic | None:
         """The warning if all blocks have run with gradients, and no checkpoint of ours ran one."""
         began = any(region.kept or region.idle for region in self.regions.values())

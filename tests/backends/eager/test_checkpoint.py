@@ -199,6 +199,24 @@ def test_a_stage_without_layers_has_nothing_to_checkpoint(layers: type[nn.Module
         policylang.checkpoint_model(last_stage(layers()), policylang.parse("blocks layrs.*; recompute everything"))
 
 
+def test_a_stage_of_frozen_layers_has_nothing_to_checkpoint() -> None:
+    layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]).requires_grad_(False)
+    model = Function(
+        lambda stage, x: stage.head(stage.layers[1](stage.layers[0](x))), layers=layers, head=nn.Linear(4, 4)
+    )
+    stage = policylang.checkpoint_model(model, policylang.parse("recompute everything in block; save matmul in block"))
+    with torch.no_grad():
+        stage(torch.ones(2, 4))
+    with pytest.raises(PolicyGraphError, match="APL327"):
+        policylang.report(stage)
+    stage(torch.ones(2, 4)).sum().backward()
+    report = policylang.report(stage)
+    note = "the backward reads nothing of layers.0–1: nothing is planned, and no rule is checked"
+    assert (report.notes, report.saved.bytes, len(report.recomputed)) == ((note,), 0, 0)
+    stage(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    assert note not in policylang.report(stage).notes
+
+
 def test_each_way_of_calling_a_block_has_its_own_recording() -> None:
     block, x = block_and_input()
     policy = policylang.parse("recompute everything; save mm")
