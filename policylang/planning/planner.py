@@ -74,8 +74,7 @@ def plan(
     checkpoints = schedule.checkpoint_of_all(facts, place) if place is not None else None
     around = decide.NOTHING_AROUND
     if apart:
-        checkpoints = schedule.checkpoints_around(facts, blocks)
-        around = schedule.around_blocks(facts, blocks, checkpoints)
+        checkpoints, around = selections.each_block.checkpoints, selections.each_block.around
     if policy.pipeline is not None and place is None:
         around = evolve(around, received=received(facts, selections))
     if is_stage:

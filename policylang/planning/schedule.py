@@ -26,6 +26,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
 
@@ -254,6 +255,22 @@ def around_blocks(facts: Facts, blocks: BlockTable, checkpoints: Checkpoints) ->
     return AroundBlocks(outside, frozenset(returned), {row: facts.inputs[row][0] for row in detached})
 
 
+@frozen(eq=False)
+class EachBlock:
+    """The checkpoints around the blocks of a graph: worked out once for all policies with the same blocks."""
+
+    facts: Facts
+    blocks: BlockTable
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        return checkpoints_around(self.facts, self.blocks)
+
+    @cached_property
+    def around(self) -> AroundBlocks:
+        return around_blocks(self.facts, self.blocks, self.checkpoints)
+
+
 def beyond_one_block(policy: Policy, place: BlockContext | None) -> Iterator[Diagnostic]:
     """An error for every rule that one block cannot follow as the whole model would, and a warning for every
     expectation about the whole, unless the graph is the whole model."""
@@ -404,6 +421,7 @@ def _begins_ahead(steps: Sequence[ScheduleStep], region: int, ahead: Ahead) -> d
 
 
 _FORWARD, _BACKWARD, _OUTPUT = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OUTPUT)
+_VIEW, _TANGENT = int(Flag.VIEW), int(InputKind.TANGENT)
 _RANDOM_OR_EFFECT, _WRITTEN = Flag.RANDOM | Flag.EFFECTFUL, Flag.WRITES | Flag.REPEATABLE
 
 Part = tuple[int, list[int]]
@@ -450,6 +468,7 @@ def build_checkpointed_schedule(
     of what the ``ahead`` blocks before it need. It awaits at once what it reads, and what it holds where that is met.
     """
     repeats, leaving, phases, inputs = frozenset(again), frozenset((*moved, *forms)), facts.phases, facts.inputs
+    flags, roots, kinds = facts.flags, facts.storage_roots, facts.input_kinds
     runs: list[list[int]] = [[] for _ in checkpoints.reach]
     for row in sorted({*saved, *leaving, *repeats}):
         at = checkpoints.of[row]
@@ -484,9 +503,9 @@ def build_checkpointed_schedule(
         for at in ends.get(row, ()):
             held.extend((each, len(steps)) for each in checkpoints.given[at] if copies.holder(each) is None)
             held.extend((~each, len(steps)) for each in copies.taken[at] if each in forms)
-        if late and not facts.flags[row] & Flag.VIEW:
-            memory = [facts.storage_roots[each] for each in inputs[row]]
-            own = {each for each in memory if phases[each] == _BACKWARD or facts.input_kinds[each] == InputKind.TANGENT}
+        if late and not flags[row] & _VIEW:
+            memory = [roots[each] for each in inputs[row]]
+            own = {each for each in memory if phases[each] == _BACKWARD or kinds[each] == _TANGENT}
             own -= factors
             adds_up = facts.targets[row] == SUM and own.issuperset(memory)  # gradients, when the nodes of both are over
             if anew := adds_up or (not forming and gradients.isdisjoint(own)):
@@ -528,7 +547,7 @@ class _BlockCopies:
         ]
         crossing = {row for taken in self.taken for row in taken}.difference(forms, *runs)  # and held by no other block
         last_readers = dict[int, int]()  # by operator: what it returns leaves together
-        for row in facts.forward:
+        for row in facts.forward if holders else ():
             for touched in (row, *facts.inputs[row]):
                 if (holder := self.holder(touched)) is not None and self.of[holder] == self.of[row]:
                     at = facts.owners[row] if facts.targets[row] == GETITEM else row
@@ -545,11 +564,12 @@ class _BlockCopies:
 
     def before(self, row: int) -> None:
         """A block that begins takes what it reads."""
-        if self.facts.phases[row] == _FORWARD and self.of[row] != OUTSIDE:
+        if self.holders and self.facts.phases[row] == _FORWARD and self.of[row] != OUTSIDE:
             self._leave(self.taken[self.of[row]])
 
     def behind(self, row: int) -> None:
-        self._leave(self.leave_behind.get(row, ()))
+        if row in self.leave_behind:
+            self._leave(self.leave_behind[row])
 
     def _leave(self, rows: Iterable[int]) -> None:
         sizes = self.facts.bytes

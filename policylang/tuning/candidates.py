@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence, Set
+from functools import cache
 from itertools import permutations
 
 import numpy as np
@@ -139,13 +140,16 @@ def texts_by_hand(facts: Facts, blocks: int, head: str) -> Iterator[str]:
         yield f"{head}recompute everything\nsave everything where crosses cut per {size}\n{also}"
 
 
-def bundled_texts() -> Iterator[tuple[str, ...]]:
+@cache
+def bundled_texts() -> tuple[tuple[str, str, str], ...]:
     """The policies that come along and order nothing, each as it is, and with what is left open saved or recomputed."""
+    found = []
     for each in bundled_policies():
         include = f"include <{each.name}>\n"
         policy = parse_policy(include).policy
         if policy is not None and policy.rules and not policy.scheduling:
-            yield include, f"{include}undecided -> save\n", f"{include}undecided -> recompute\n"
+            found.append((include, f"{include}undecided -> save\n", f"{include}undecided -> recompute\n"))
+    return tuple(found)
 
 
 _MOVED = (2, 4)

@@ -26,12 +26,12 @@ from math import fsum
 
 from attrs import evolve, field, frozen
 
-from policylang.graph.blocks import OUTSIDE, BlockTable
+from policylang.graph.blocks import OUTSIDE
 from policylang.graph.facts import Facts, Flag, GraphKind, Phase, is_gradient
 from policylang.operators.names import GETITEM
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.decide import routing_owners, user_decisions, why_unsafe
-from policylang.planning.schedule import Checkpoints, around_blocks, checkpoints_around
+from policylang.planning.schedule import Checkpoints, EachBlock
 from policylang.simulation.node_times import NodeTimes
 
 NONE = -1
@@ -92,7 +92,7 @@ STAYS, MUST_RUN = 1, 2
 
 
 def fixed_owners(
-    facts: Facts, capabilities: Capabilities, keep: Collection[int], override: bool, blocks: BlockTable | None
+    facts: Facts, capabilities: Capabilities, keep: Collection[int], override: bool, blocks: EachBlock | None
 ) -> tuple[bytearray, frozenset[int]]:
     """By producer :data:`STAYS`, :data:`MUST_RUN` or 0, and the producers that the user's tags move to the host.
 
@@ -106,8 +106,7 @@ def fixed_owners(
     for owner in (*(owners[row] for row in keep), *routing_owners(facts)):
         fixed[owner] = STAYS
     if by_block and blocks is not None:
-        around = around_blocks(facts, blocks, checkpoints_around(facts, blocks))
-        for row in (*around.outside, *around.block_outputs):
+        for row in (*blocks.around.outside, *blocks.around.block_outputs):
             fixed[owners[row]] = STAYS
     for owner, decision in tagged.items():
         action = decision.action
@@ -156,7 +155,7 @@ def choices_of(
     *,
     keep: Collection[int] = (),
     override: bool = False,
-    blocks: BlockTable | None = None,
+    blocks: EachBlock | None = None,
 ) -> Choices:
     """The choices that a graph leaves open. O(nodes + edges).
 
@@ -166,7 +165,7 @@ def choices_of(
     fixed, moved = fixed_owners(facts, capabilities, keep, override, blocks)
     problem = _Problem(facts, times, fixed, moved)
     if capabilities.block_by_block and blocks is not None:
-        problem.ask_for_blocks(checkpoints_around(facts, blocks))
+        problem.ask_for_blocks(blocks.checkpoints)
     else:
         problem.find_free()
         problem.ask()

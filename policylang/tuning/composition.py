@@ -23,7 +23,7 @@ from policylang.language.syntax import Action, Policy
 from policylang.planning.decisions.offloading import resolve_offloads
 from policylang.planning.liveness import SavedForBackward, backward_needs, with_checkpoints
 from policylang.planning.plan import schedule_of
-from policylang.planning.schedule import build_checkpointed_schedule, checkpoints_around
+from policylang.planning.schedule import EachBlock, build_checkpointed_schedule
 from policylang.planning.value_outcome import Decision, Why
 from policylang.simulation.memory import lifetimes
 from policylang.simulation.node_times import NodeTimes
@@ -89,9 +89,9 @@ class Mixtures:
 class Composition:
     """Cuts patterns into segments and joins them."""
 
-    def __init__(self, facts: Facts, times: NodeTimes, classes: ValueClasses, *, block_by_block: bool = False) -> None:
+    def __init__(self, facts: Facts, times: NodeTimes, classes: ValueClasses, each_block: EachBlock | None) -> None:
         self.facts = facts
-        self.checkpoints = checkpoints_around(facts, classes.blocks) if block_by_block else None
+        self.checkpoints = None if each_block is None else each_block.checkpoints
         self.times = times
         self.classes = classes
         self.roots = facts.storage_roots

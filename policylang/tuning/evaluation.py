@@ -182,6 +182,8 @@ class Evaluation:
         self._simulated: dict[bytes, Candidate] = {}
         """By digest of their schedule."""
         self._asked: dict[str, None] = {}
+        self._planned = lru_cache(2)(self._plan)
+        """What was evaluated last is mostly looked at again."""
 
     def afresh(self, asked: Iterable[str] = ()) -> None:
         """Count as evaluated these texts and what is asked for from here on: nothing else decides."""
@@ -198,6 +200,9 @@ class Evaluation:
 
     def planned_or_refused(self, text: str, pipeline: Pipeline | None = None) -> Plan | list[Diagnostic]:
         """The plan of a text, or the diagnostics against it."""
+        return self._plan(text, pipeline) if pipeline else self._planned(text)
+
+    def _plan(self, text: str, pipeline: Pipeline | None = None) -> Plan | list[Diagnostic]:
         loaded = parse_policy(text, operators=self.operators)
         if loaded.policy is None:
             return list(loaded.diagnostics)
@@ -255,10 +260,14 @@ class Evaluation:
         if not needs.final or (made.policy.offloads and not needs.offloaded):
             return None
         if self.ordered:
-            if made.times is None or made.step_time is None:
+            if made.times is None:
                 return None
             self.plans[formatted] = made
-            found, took = candidate_of(formatted, made, needs, made.times), made.step_time
+            found = candidate_of(formatted, made, needs, made.times)
+            if made.order is None:
+                return found
+            took = made.step_time
+            assert took is not None
             return evolve(found, peak=made.peak.bytes, peak_at=made.peak.at, step=took.step, exposed=took.exposed)
         idle = None if formatted.startswith("include") else _idle_line(formatted, made, needs)
         if idle is not None:

@@ -17,6 +17,7 @@ from typing import Literal
 from policylang.graph.facts import Facts
 from policylang.language.cancellation import collector_paused
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.schedule import EachBlock
 from policylang.simulation.node_times import NodeTimes
 from policylang.tuning.candidates import (
     Candidates,
@@ -36,9 +37,9 @@ from policylang.tuning.program import bound_of
 from policylang.tuning.refinement import WORTH, Refinement
 
 Progress = Callable[[str], None]
-Detail = Literal["all", "rules", "figures"]
+Detail = Literal["all", "rules", "figures", "patterns"]
 """The search works out the neighbours and the bound as well; the rules alone; or their figures, and keeps lines that
-change nothing."""
+change nothing; or the figures without further rules."""
 NOTHING_BESIDES = Besides()
 _ROWS = 48
 _PROGRAMS, _LEAST_PROGRAMS, _NODES = 12, 4, 100_000
@@ -92,7 +93,8 @@ class Tuner:
         operators = self.evaluation.operators
         self.inside = Vocabulary(facts, self.classes, operators, inside=True)
         self.outside = Vocabulary(facts, self.classes, operators, inside=False)
-        self.composition = Composition(facts, times, self.classes, block_by_block=capabilities.block_by_block)
+        self.each_block = EachBlock(facts, blocks) if capabilities.block_by_block else None
+        self.composition = Composition(facts, times, self.classes, self.each_block)
         self.blocks = self.composition.count
         saved = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
         self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
@@ -117,7 +119,7 @@ class Tuner:
                 self.capabilities,
                 keep=keep,
                 override=self.override,
-                blocks=self.classes.blocks if self.capabilities.block_by_block else None,
+                blocks=self.each_block,
             )
         return self._choices[key]
 
@@ -209,9 +211,9 @@ class Tuner:
                 break
         if more is not None and more.price >= chosen.price:
             more = None
-        chosen = self._refined(chosen, budget)
+        chosen = chosen if detail == "patterns" else self._refined(chosen, budget)
         rows = undominated(self._evaluated, lambda each: self.memory(each, budget))
-        written = chosen if detail == "figures" else self._without_idle_lines(chosen, budget)
+        written = chosen if detail in ("figures", "patterns") else self._without_idle_lines(chosen, budget)
         return Tuned(
             budget=budget,
             besides=self.besides,

@@ -99,7 +99,7 @@ class Variants:
         self._whole = Evaluation(facts, times, capabilities, ordered=True)
         self._exact = self._whole.of
         self._tuners: dict[str, Tuner] = {}
-        self._detail: Detail = "rules" if self._by_fsdp and budget.limit < inf else "all"
+        self._detail: Detail = "all"
 
     def figures_at(self, limit: float) -> Tuned | Infeasible:
         """:meth:`best` for another limit, without what only a text needs. What was tuned and planned is shared."""
@@ -157,6 +157,8 @@ class Variants:
         tuner = self._tuners[before] = self._tuners.get(before) or self._tuner(
             edited(self._tuned_facts, before, self.capabilities)
         )
+        if self._by_fsdp and self.budget.limit < inf:
+            detail = "patterns"  # it is tuned again, beside FSDP's own
         return _Base(before, tuner, tuner.tuned(self.budget, table=table, detail=detail or self._detail))
 
     def _answer(self, base: _Base, chosen: Candidate | None) -> Tuned | Infeasible:
@@ -226,12 +228,17 @@ class Variants:
     def _within(self, tuner: Tuner, written: Callable[[str], list[str]]) -> Iterator[Candidate]:
         """Texts that take more or less memory than the rules in them: tuned for as much as then fits."""
         limit = room = int(self.budget.limit)
-        for _ in range(_ROUNDS):
-            detail: Detail = "figures" if self._detail == "figures" else "rules"
+        last: Detail = "figures" if self._detail == "figures" else "rules"
+        detail: Detail = "patterns" if self._by_fsdp else last  # FSDP's share is much the same of what they come to
+        for _ in range(_ROUNDS + self._by_fsdp):
             found = tuner.tuned(evolve(self.budget, limit=room), detail=detail)
             rules = found.smallest if isinstance(found, Infeasible) else found.chosen
             exact = [each for each in map(self._exact, written(rules.rules.rstrip("\n") + "\n")) if each is not None]
-            yield from filter(self._fits, exact)
+            fitting = list(filter(self._fits, exact))
+            if detail == "patterns" and (fitting or not exact):
+                detail = last
+                continue
+            yield from fitting
             spare = limit - min(map(self.memory, exact), default=limit)
             if not exact or isinstance(found, Infeasible) or (spare >= 0 and (self._by_fsdp or not rules.price)):
                 return

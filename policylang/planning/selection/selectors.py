@@ -39,6 +39,7 @@ from policylang.language.operators import PLAIN_FUNCTIONS
 from policylang.language.selectors import parts
 from policylang.language.syntax import Let, Policy, Predicate, Scope, Selector
 from policylang.operators.names import GETITEM
+from policylang.planning.schedule import EachBlock
 from policylang.simulation.node_times import NodeTimes
 
 _NEVER = -1
@@ -284,6 +285,7 @@ class Selections:
         self.prices = None if times is None else OperatorPrices(facts, times)
         self.lets = lets
         self.blocks = blocks
+        self.each_block = EachBlock(facts, blocks)
         self.chains = chains
         self.cuts = Cuts(facts, chains)
         self._numbers: dict[int, int] = {}  # id of a tree node -> number of its equivalence class
