@@ -89,7 +89,7 @@ def plan(
     check_cancelled()
     decisions = decide.first_decisions(policy, facts, verdict, tagged, default, capabilities, around, slices)
     routing = decide.keep_routing(policy, facts, decisions)
-    safety = decide.Safety(policy, facts, capabilities, decisions)
+    safety = decide.Safety(policy, facts, capabilities, decisions, () if checkpoints is None else checkpoints.unchanged)
     needs = safety.enforce()
     check_cancelled()
     stays: tuple[int, ...] = ()

@@ -24,7 +24,7 @@ from policylang.planning.liveness import SavedForBackward, backward_needs
 from policylang.planning.plan import RuleOutcome
 from policylang.planning.schedule import AroundBlocks
 from policylang.planning.selection.selectors import Selections, operator_matcher
-from policylang.planning.value_outcome import Decision, Default, Why, by_rule, recomputes
+from policylang.planning.value_outcome import Decision, Default, Why, by_rule, recomputes, saves
 
 _ACTIONS = {action.value: action for action in Action if not action.leaves}
 
@@ -336,19 +336,31 @@ class Safety:
     whatever the policy."""
 
     def __init__(
-        self, policy: Policy, facts: Facts, capabilities: Capabilities, decisions: list[Decision | None]
+        self,
+        policy: Policy,
+        facts: Facts,
+        capabilities: Capabilities,
+        decisions: list[Decision | None],
+        unchanged: Collection[int] = (),
     ) -> None:
         self._policy = policy
         self._facts = facts
         self._capabilities = capabilities
         self._decisions = decisions
+        self._unchanged = unchanged
         self._refused: dict[int, str] = {}  # producer → reason, last in the graph first
 
     def enforce(self) -> SavedForBackward:
         """Check all that the backward needs recomputed. Returns what the backward needs afterwards. Where a
         recomputation would be wrong, what an ``optional`` rule or the user's own checkpoint asked for is saved instead,
-        the whole group of a producer at once; what another rule asked for is recorded for :meth:`diagnostics`."""
-        return backward_needs(self._facts, self._decisions, self._enforce_on)
+        the whole group of a producer at once; what another rule asked for is recorded for :meth:`diagnostics`. What
+        gives its argument unchanged is no operator that a checkpoint could hold: where it is saved, its argument is
+        asked for again."""
+        facts, decisions = self._facts, self._decisions
+        needs = backward_needs(facts, decisions, self._enforce_on)
+        given = [facts.inputs[row][0] for row in self._unchanged if saves(decisions[row])]
+        asked = [row for row in given if facts.forward_mask[row] and recomputes(decisions[row])]
+        return backward_needs(facts, decisions, self._enforce_on, also=asked) if asked else needs
 
     def _enforce_on(self, row: int) -> None:
         facts, policy, decision = self._facts, self._policy, self._decisions[row]
