@@ -6,7 +6,7 @@ through the whole model, whose stages share it out. It is made from traces of th
 with ``--whole`` traced as well: then both have to be equal, column by column. Each size has a process of its own, so
 that peak memory is its own; times are processor time, the least of ``--times`` processes.
 
-    python -m benchmarks.scale --times 3 --whole 8 16 32 64 --json benchmarks/results/scale.json   # more than an hour
+    python -m benchmarks.scale --whole 8 16 32 64 --json benchmarks/results/scale.json   # about an hour
     python -m benchmarks.scale --models deepseek_v3 --layers 8 12 --whole 8                        # two minutes
 """
 

@@ -560,12 +560,13 @@ def stages(which: str) -> str:
 def scale(which: str) -> str:
     columns: list[Column] = [("model", label("model")), ("layers", number("layers", 0)), ("nodes", number("nodes", 0))]
     times = {"whole trace": "traced whole", "trace": "traced from few", "plan": "plan", "stages": "plan, 8 stages"}
-    times |= {"order": "plan and order"}
+    times |= {"order": "plan and order", "tune": "tune"}
     keys = {f"{step} {unit}" for step in times for unit in ("s", "MiB")}
     rows = [{**dict.fromkeys(keys), **row} for row in results("scale")["rows"]]
     columns += [(title, number(f"{step} s", 1, " s")) for step, title in times.items()]
     columns += [
         ("most memory", number("order MiB", 0, " MiB")),
+        ("tuned, most", number("tune MiB", 0, " MiB")),
         ("traced whole, most", number("whole trace MiB", 0, " MiB")),
     ]
     return markdown(columns, rows)
