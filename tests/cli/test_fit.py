@@ -260,7 +260,7 @@ def _traced(name: str, device: TargetDevice | None = None) -> _Traced:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("deep", "batch", "layers"), [(6, 2, [3, 4, 3]), (6, 1, [3, 4, 3, 3, 4]), (24, 2, [6, 3, 3]), (24, 1, [6, 3, 3, 6])]
+    ("deep", "batch", "layers"), [(6, 2, [3, 4, 3]), (6, 1, [3, 4, 3, 4]), (24, 2, [6, 3, 3]), (24, 1, [6, 3, 3, 6])]
 )
 def test_facts_are_those_of_a_full_trace(monkeypatch, deep, batch, layers):
     """Six layers are made of three; so are those of other sizes, unless these have other nodes: labels of several
