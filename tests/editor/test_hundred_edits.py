@@ -225,7 +225,7 @@ either side."""
 
 
 def test_a_few_edits_on_a_small_graph(tmp_path, monkeypatch, capsys) -> None:
-    edited(tmp_path, GRAPHS / "llama3_8b.graph", "every_2nd_layer", 5, 0, monkeypatch, capsys)
+    edited(tmp_path, GRAPHS / "llama3_8b.graph", "every_2nd_layer", 9, 0, monkeypatch, capsys)
 
 
 @pytest.mark.slow
