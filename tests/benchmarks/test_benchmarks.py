@@ -211,6 +211,7 @@ def test_what_torch_is_said_to_save_is_what_its_partition_saves() -> None:
     assert {node.name for node in outputs} - inputs == chosen - inputs != set()
 
 
+@pytest.mark.slow
 def test_a_choice_of_values_comes_to_what_the_same_policy_comes_to() -> None:
     facts = subject().facts()
     times = node_times(facts, DEVICE)

@@ -59,8 +59,9 @@ def in_two_stages(rank: int, odd: int, given: bool) -> str:
     return said(lambda: policylang.apply(step.gm, policy, **({"mesh": mesh} if given else {})))
 
 
+@pytest.mark.slow
 @needs_groups_in_any_order
-@pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["groups", "mesh"])
+@pytest.mark.parametrize("given", [False, True], ids=["groups", "mesh"])
 def test_ranks_of_a_stage_are_compared_and_stages_are_not(given: bool) -> None:
     first, second, *last = run_ranks(in_two_stages, 4, 1, given)
     assert last == ["", ""]

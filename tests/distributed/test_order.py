@@ -149,6 +149,7 @@ def every(rank: int) -> None:
     halves_of_others(rank, [AHEAD, "overlap collective"])
 
 
+@pytest.mark.slow
 def test_an_order_gives_the_same_bits() -> None:
     run_ranks(flat_steps, RANKS, [AHEAD])
 

@@ -206,7 +206,7 @@ def tune_rows(shown: Shown) -> str:
     return "\n".join([*lines[:_FIRST], f"… {len(left)} more …", *lines[-_LAST:]])
 
 
-SLOW, TUNES = {"agree", "architectures", "demo", "tutorial-report"}, "$ policylang tune "
+SLOW, TUNES = {"agree", "architectures", "demo", "tutorial-report", "two-paths"}, "$ policylang tune "
 """First words of outputs that take more than a second or two, and what stands in others."""
 
 

@@ -402,6 +402,7 @@ def placeholders(gm: fx.GraphModule) -> list[str]:
     return [node.name for node in gm.graph.nodes if node.op == "placeholder"]
 
 
+@pytest.mark.slow
 def test_the_weights_of_a_stage_are_gathered_by_a_graph_of_their_own(registry: dict[str, object]):
     """Which a policy orders, as it does the graph that reduces gradients."""
     ours = stages_of(torchtitan.register(policylang.parse(STAGED)), ranks=2)

@@ -84,7 +84,7 @@ def resnet() -> Facts:
 @pytest.mark.parametrize(
     ("graph", "figure", "shares"),
     [
-        (gat, "peak", (0.02, 0.5)),
+        pytest.param(gat, "peak", (0.02, 0.5), marks=pytest.mark.slow),
         pytest.param(gat, "saved", (0.02, 0.3, 0.5, 0.8), marks=pytest.mark.slow),
         pytest.param(resnet, "peak", (0.02, 0.3, 0.5, 0.8), marks=pytest.mark.slow),
     ],

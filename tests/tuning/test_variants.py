@@ -73,6 +73,7 @@ def sharded_graph(flops: str = "flops=64000000000") -> Facts:
     return facts_of("\n".join(lines).replace("flops=64000000000", flops), GraphKind.JOINT)
 
 
+@pytest.mark.slow
 def test_collectives_are_ordered_in_what_the_budget_leaves() -> None:
     facts = sharded_graph()
     ordered, traced = (tune(facts, peak="560 MiB", device=DEVICE, order=order) for order in (True, False))

@@ -351,6 +351,7 @@ def test_every_chain_of_the_backward_is_one_gather() -> None:
     assert len(made.before) - len(made.facts) == 1120
 
 
+@pytest.mark.slow
 def test_what_reads_a_fused_value_has_the_shape_that_it_had() -> None:
     made = planned(BACKWARD)
     before, after = made.before, made.facts
