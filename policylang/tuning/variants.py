@@ -229,7 +229,7 @@ class Variants:
         """Texts that take more or less memory than the rules in them: tuned for as much as then fits."""
         limit = room = int(self.budget.limit)
         last: Detail = "figures" if self._detail == "figures" else "rules"
-        detail: Detail = "patterns" if self._by_fsdp else last  # FSDP's share is much the same of what they come to
+        detail: Detail = "patterns" if self._by_fsdp else last  # further rules hardly change FSDP's share
         for _ in range(_ROUNDS + self._by_fsdp):
             found = tuner.tuned(evolve(self.budget, limit=room), detail=detail)
             rules = found.smallest if isinstance(found, Infeasible) else found.chosen
