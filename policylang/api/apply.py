@@ -180,8 +180,8 @@ def report_on(subject: Any) -> Report:
     found = findings_on(subject)
     orders = tuple(order_reports(subject))
     sessions = sessions_of(subject)
-    empty = [each for each in sessions if each.without_work()]
-    notes = tuple(each.without_work() for each in empty)
+    empty = {session: note for session in sessions if (note := session.without_work())}
+    notes = tuple(empty.values())
     if not found and (orders or empty):
         names = dict.fromkeys([*(each.policy for each in orders), *(each.policy.name for each in empty)])
         report = Report(policy=", ".join(names), notes=notes)
