@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import multiprocessing
-import resource
+import re
 import statistics
 import tempfile
 import threading
@@ -178,7 +178,9 @@ def serve(pipe: Connection) -> None:
     pipe.send(store.port)
     while True:
         pipe.recv()
-        pipe.send((time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+        # ru_maxrss would be the parent's, from before exec
+        own = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+        pipe.send((time.process_time(), int(own[1]) / 1024 if own else None))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -63,7 +63,7 @@ class MeetingKey:
     def ranks(self) -> tuple[int, ...]:
         return ranks_in(self.members)
 
-    @property
+    @cached_property  # a rank asks for it once for each of the others
     def place(self) -> str:
         return address_of(self.topic, self.group, self.members)
 
