@@ -91,6 +91,7 @@ def test_what_has_no_graph(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_graph_from_the_cache_says_why_it_has_no_facts(tmp_path):
     from attrs import evolve
 

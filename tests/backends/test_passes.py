@@ -56,6 +56,7 @@ def test_in_a_list_of_passes_on_a_flat_graph():
     assert_bitwise_equal(flat.run(), expected)
 
 
+@pytest.mark.slow
 def test_in_a_list_of_passes_on_halves():
     halves = capture_joint(*llama(1)).halves("save_all")
     for half, kind in zip(halves, ("forward", "backward"), strict=True):

@@ -213,6 +213,7 @@ def test_a_record_that_is_lost_is_an_error_and_not_a_smaller_partition() -> None
     assert diagnostic.details == ("silu: no forward node of this graph was traced from it",)
 
 
+@pytest.mark.slow
 def test_a_tuple_saved_in_part_is_an_error() -> None:
     """Min-cut may save one piece of an operator and run it again for another."""
     first = first_step.__wrapped__(one_layer, SAVE_PRODUCTS)

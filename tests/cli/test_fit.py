@@ -287,7 +287,7 @@ def test_facts_are_those_of_a_full_trace(monkeypatch, deep, batch, layers):
     [
         slow("llama", {"fsdp": 4}, None),
         slow("llama", {"fsdp": 2, "tp": 2}, None),
-        ("llama", {"fsdp": 2, "tp": 2}, TargetDevice("cpu")),
+        slow("llama", {"fsdp": 2, "tp": 2}, TargetDevice("cpu")),
         slow("gemma2", {"fsdp": 2, "tp": 2}, None),  # the embedding and the head are one weight
         slow("mixtral", {"fsdp": 8, "tp": 2}, None),  # 4 experts, which compute with plain tensors and add up in place
     ],

@@ -133,6 +133,7 @@ def every(rank: int) -> int:
     return flat(rank, list(LINES))
 
 
+@pytest.mark.slow
 def test_experts_on_two_ranks_give_the_same_bits() -> None:
     first, second = run_ranks(flat, 2, ["both"])
     assert first > second  # most tokens go to the first rank

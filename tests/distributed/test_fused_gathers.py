@@ -650,5 +650,6 @@ def check_all(rank: int) -> None:
     check(rank, "recompute everything\n" + RESHARD, WEIGHTS)
 
 
+@pytest.mark.slow
 def test_real_ranks_get_the_same_gradients_bit_for_bit() -> None:
     run_ranks(check_all, RANKS)

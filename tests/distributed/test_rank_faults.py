@@ -275,6 +275,7 @@ def faults_of_some(rank: int, names: list[str], folder: str) -> None:
     rows(rank, names, folder, controls=False)
 
 
+@pytest.mark.slow
 def test_some_faults_of_two_ranks(tmp_path: Path) -> None:
     """Without the controls of what is an error: the next row shows that the ranks can go on."""
     known = [row for row in (*ORDERS, *TWO) if row.fast]

@@ -206,7 +206,10 @@ def tune_rows(shown: Shown) -> str:
     return "\n".join([*lines[:_FIRST], f"… {len(left)} more …", *lines[-_LAST:]])
 
 
-SLOW, TUNES = {"agree", "architectures", "demo", "tutorial-report", "two-paths"}, "$ policylang tune "
+SLOW, LONG = (
+    {"agree", "architectures", "demo", "tutorial-report", "two-paths"},
+    ("$ policylang tune ", "$ policylang plan order.apl"),
+)
 """First words of outputs that take more than a second or two, and what stands in others."""
 
 

@@ -22,8 +22,8 @@ from policylang.language.devices.reading import bundled_devices, read_device
 from policylang.language.diagnostics import is_error
 from policylang.language.loader import parse_policy
 from policylang.planning.capabilities import FSDP2_BLOCKS, PAGE, WHAT_FSDP_MEANS, WHOLE_MODEL
+from tests.documents.outputs import LONG, PICTURE, SLOW, Shown, blocks, example, masked, picture, produce
 from tests.documents.outputs import PAGES as WITH_OUTPUTS
-from tests.documents.outputs import PICTURE, SLOW, TUNES, Shown, blocks, example, masked, picture, produce
 from tests.support.tuned import written
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -284,7 +284,11 @@ FOUND = [shown for page in WITH_OUTPUTS for shown in blocks(page)]
 
 
 CASES = [
-    pytest.param(shown, id=str(shown), marks=[pytest.mark.slow] * (shown.words[0] in SLOW or TUNES in shown.text))
+    pytest.param(
+        shown,
+        id=str(shown),
+        marks=[pytest.mark.slow] * (shown.words[0] in SLOW or any(each in shown.text for each in LONG)),
+    )
     for shown in FOUND
 ]
 

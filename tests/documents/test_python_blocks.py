@@ -134,10 +134,10 @@ def pages() -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in found if BLOCK.search(path.read_text(encoding="utf-8")))
 
 
-LONG = "docs/snapshots.md"
+LONG = {"docs/snapshots.md", "docs/pipelines.md", "docs/setups.md", "docs/agree.md"}
 
 
-@pytest.mark.parametrize("page", [slow(LONG), *sorted({*pages()} - COMPARED - {LONG})])
+@pytest.mark.parametrize("page", [*map(slow, sorted(LONG)), *sorted({*pages()} - COMPARED - LONG)])
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     for policy in (*(ROOT / "policies").glob("*.apl"), *(ROOT / "examples").glob("*.apl")):

@@ -224,6 +224,7 @@ _SELDOM = 12
 either side."""
 
 
+@pytest.mark.slow
 def test_a_few_edits_on_a_small_graph(tmp_path, monkeypatch, capsys) -> None:
     edited(tmp_path, GRAPHS / "llama3_8b.graph", "every_2nd_layer", 9, 0, monkeypatch, capsys)
 

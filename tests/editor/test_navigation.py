@@ -175,6 +175,7 @@ def check_layout(text: str) -> None:
     assert made != text or edits == []
 
 
+@pytest.mark.slow
 def test_formatting_writes_what_fmt_writes() -> None:
     for path in POLICIES:
         text = path.read_bytes().decode()

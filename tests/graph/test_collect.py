@@ -35,7 +35,7 @@ from tests.support.sharded import fake_ranks
 from tests.support.shared_graphs import BACKWARD, FOLDER, shared_facts
 from tests.support.textgraph import facts_of as facts_of_text
 
-LARGE = {"bart", "gpt2", "mixtral", "qwen3"}
+LARGE = {"bart", "flex", "gpt2", "mixtral", "qwen3"}
 MODELS = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in sorted(ZOO)]
 
 

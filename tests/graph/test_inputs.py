@@ -20,7 +20,7 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts, InputKind
 from policylang.graph.phases import ModulePaths, normalise, raw_path
 from tests.graph.captured import facts_of_model, joint_of
-from tests.support.drawn import drawn
+from tests.support.drawn import drawn, slow
 from tests.support.models import ZOO, Function
 from tests.support.sharded import fake_ranks
 
@@ -48,12 +48,12 @@ def facts_while_compiling(run: Any, *inputs: Any, dynamic: bool = False) -> Fact
     return found[0]
 
 
-SLOW = [pytest.param(name, True, marks=pytest.mark.slow) for name in ("resnet", "shared_parameters")]
+SLOW = [slow(name, True) for name in ("resnet", "shared_parameters")]
 
 
 @pytest.mark.parametrize(
     ("name", "dynamic"),
-    [*((name, False) for name in ("mlp", "resnet", "counter", "shared_parameters")), ("mlp", True), *SLOW],
+    [("counter", False), ("shared_parameters", False), ("mlp", True), slow("mlp", False), slow("resnet", False), *SLOW],
 )
 def test_under_dynamo_parameters_and_buffers_have_the_names_of_the_module(name: str, dynamic: bool) -> None:
     module, inputs, _ = ZOO[name]()

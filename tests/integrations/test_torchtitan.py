@@ -148,7 +148,9 @@ def through_their_passes(traced: Traced, memory_policy: str) -> fx.GraphModule:
     return traced.gm
 
 
-@pytest.mark.parametrize("policy", ["llama3_sac", "torchtitan_full", "torchtitan_eager", "torchtitan_graph_full"])
+@pytest.mark.parametrize(
+    "policy", ["llama3_sac", "torchtitan_graph_full", *map(slow, ("torchtitan_full", "torchtitan_eager"))]
+)
 def test_a_step_through_their_passes_gives_the_same_numbers(policy: str, registry: dict[str, object]):
     traced = llama(2)
     expected = traced.run()
@@ -163,6 +165,7 @@ def test_a_step_through_their_passes_gives_the_same_numbers(policy: str, registr
     assert bitwise_equal(traced.run(), expected)
 
 
+@pytest.mark.slow
 def test_experts_are_chosen_and_counted_once(registry: dict[str, object]):
     traced = deepseek()
     (counts,) = [buffer for name, buffer in traced.module.named_buffers() if name.endswith("tokens_per_expert_E")]
@@ -192,7 +195,7 @@ def recomputed_by(traced: Traced, memory_policy: str) -> set[str]:
     return {node.name for node in gm.graph.nodes if node.name.endswith("_recomputed")}
 
 
-@pytest.mark.parametrize("ours", POLICIES)
+@pytest.mark.parametrize("ours", ["torchtitan_default", slow("torchtitan_eager"), slow("torchtitan_graph_full")])
 def test_the_same_nodes_run_again(ours: str, registry: dict[str, object], monkeypatch: pytest.MonkeyPatch):
     memory_policy = graph_trainer("memory_policy")
     listed = memory_policy._get_default_save_ops() | {
@@ -368,6 +371,7 @@ STAGED = (
 )
 
 
+@pytest.mark.slow
 def test_stages_follow_a_policy_to_the_bit(registry: dict[str, object], tmp_path: Path):
     """What a stage saves crosses from its forward to its backward; what it recomputes is in either part of that."""
     plain = stages_of(torchtitan.register(policylang.parse("undecided -> save"), "plain"))

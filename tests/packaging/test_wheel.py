@@ -126,6 +126,7 @@ def test_it_checks_a_policy_in_an_environment_with_nothing_else(bare, tmp_path):
     assert len(listed) == len(list((ROOT / "docs" / "codes").glob("APL*.md")))
 
 
+@pytest.mark.slow
 def test_what_an_extra_brings_is_asked_for_by_its_name(bare, tmp_path):
     command = [bare.with_name("policylang"), "lsp"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -162,6 +162,7 @@ COUNTING = "blocks h.*\nrecompute everything in block\nsave every 2nd everything
 """A dropout is one operator in one graph and three in another: counted through, other values are the second ones."""
 
 
+@pytest.mark.slow
 def test_values_that_are_decided_otherwise_are_shown_with_their_lines(tmp_path) -> None:
     file = tmp_path / "counting.apl"
     file.write_text(COUNTING)

@@ -20,6 +20,7 @@ from policylang.language.shown import format_quantity
 from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.plan import Plan
 from policylang.simulation.node_times import node_times
+from tests.support.drawn import slow
 
 COSTLY = tuple(f"APL70{number}" for number in range(1, 10))
 FULL = "blocks model.layers.*\nundecided -> save\nrecompute everything in block"
@@ -165,7 +166,7 @@ def test_without_a_rule_the_undecided_line_is_named() -> None:
 
 
 @pytest.mark.parametrize("policy", bundled_names())
-@pytest.mark.parametrize("name", ["llama3_8b", "tutorial", "tensor_parallel", "vit"])
+@pytest.mark.parametrize("name", ["llama3_8b", "tutorial", slow("tensor_parallel"), "vit"])
 def test_bundled_policies_are_clean(policy: str, name: str) -> None:
     """`memory_staged` allows APL701 on its line; where single values are larger than its stages, as on the graph of a
     long context, it does save more than no policy, and that is said."""

@@ -363,8 +363,13 @@ def test_models_of_the_suite(model: str, policy: str) -> None:
 @pytest.mark.parametrize(
     ("model", "policy"),
     [
-        *(("llama", policy) for policy in ("save", "recompute", "blocks")),
-        *(("resnet", "save"), ("mlp", "blocks")),
+        *(
+            ("llama", "recompute"),
+            ("resnet", "save"),
+            ("mlp", "blocks"),
+            slow("llama", "save"),
+            slow("llama", "blocks"),
+        ),
         *(slow("bart", policy) for policy in ("save", "recompute", "blocks")),
         *(slow("resnet", "recompute"), slow("resnet", "blocks"), slow("mlp", "save"), slow("mlp", "recompute")),
     ],

@@ -319,10 +319,10 @@ def test_every_2nd_product_of_a_block(name: str, policy: str) -> None:
 TRANSFORMERS = ("llama", "qwen3", "mixtral", "gpt2", "bart", "flex", "shared_parameters")
 OTHERS_WITH_BLOCKS = ("resnet", "dropout", "mlp")
 WITHOUT_BLOCKS = ("aliased_output", "counter")
-VARIANTS_OF_LLAMA = ("qwen3", "mixtral", "bart")
+LARGE = ("qwen3", "mixtral", "bart", "flex")
 WORKS = [
     *(
-        (slow if model in VARIANTS_OF_LLAMA else pytest.param)(policy, model)
+        (slow if model in LARGE else pytest.param)(policy, model)
         for model in TRANSFORMERS
         for policy in ("llama3_sac", *BY_BLOCKS, *FOR_ANYTHING)
     ),
@@ -395,7 +395,7 @@ def test_loss_gradients_and_buffers_are_bitwise_those_without_a_policy(policy, m
 MODELS = [*TRANSFORMERS, *OTHERS_WITH_BLOCKS]
 
 
-@pytest.mark.parametrize("model", [slow(each) if each in VARIANTS_OF_LLAMA else each for each in MODELS])
+@pytest.mark.parametrize("model", [slow(each) if each in LARGE else each for each in MODELS])
 def test_stages_small_enough_to_cut_a_small_model(model, zoo):
     traced = zoo(model)
     text = (policies_folder() / "memory_staged.apl").read_text(encoding="utf-8")
@@ -467,7 +467,7 @@ def decided(form: Form, policy: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("policy", ON_FORMS)
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "batched"])
+@pytest.mark.parametrize("form", ["flat", slow("einsum")])
 def test_the_same_decisions(form: Form, policy: str) -> None:
     expected = decided("batched", policy)
     assert len(expected) == IN_A_BLOCK * BLOCKS
@@ -526,7 +526,8 @@ def torchtitan_saves(nodes: list[tuple[str, str, str]]) -> dict[str, str]:
     return decisions
 
 
-@pytest.mark.parametrize("model", ["llama", *map(slow, ("qwen3", "mixtral", "gpt2"))])
+@pytest.mark.parametrize("model", ["llama", "qwen3", "mixtral", "gpt2"])
+@pytest.mark.slow
 def test_the_decisions_of_torchtitan(model):
     joint = capture_joint(*ZOO[model]())
     report = policylang.report(policylang.apply(joint.gm, "torchtitan_op_sac"))
@@ -595,6 +596,7 @@ def test_one_rank_of_llama_8b_in_stages_of_2_gib():
     assert round(outcome.saved_bytes / GIB, 2) == 1.45
 
 
+@pytest.mark.slow
 def test_stages_bound_the_peak_that_recomputing_everything_has():
     everything_kept, nothing_kept = (made_of_8b(f"{verb} everything")[2] for verb in ("save", "recompute"))
     peaks = {size: made_of_8b(staged(f"{size} GiB"))[2].bytes for size in (2, 8, 32)}

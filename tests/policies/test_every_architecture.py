@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from tests.support.architectures import EVERY, POLICIES, facts_of, outcome
 
-SMALL = ("Bert", "Phi", "ConvNext")
+SMALL = ("Bert", "ConvNext")
 OWN_NAME = "Albert"
 """Its blocks are ``albert_layer_groups``, which no bundled policy knows."""
 

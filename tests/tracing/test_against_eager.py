@@ -75,7 +75,7 @@ def mean_square(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
 
 
-VARIANTS = ("bart", "gpt2", "qwen3", "mixtral")
+VARIANTS = ("bart", "gpt2", "qwen3", "mixtral", "flex")
 
 
 @pytest.mark.parametrize("make", [slow(make) if name in VARIANTS else make for name, make in ZOO.items()], ids=ZOO)

@@ -363,6 +363,7 @@ def test_devices_that_no_step_is_traced_for(arguments, said):
         policylang.trace_step(nn.Linear(4, 4), mean, torch.zeros(2, 4), **arguments)
 
 
+@pytest.mark.slow
 def test_recurrent_layers_are_said_to_run_otherwise():
     def first(model: nn.Module, x: Tensor) -> Tensor:
         return mean(lambda x: model(x)[0], x)
@@ -422,6 +423,7 @@ def test_a_model_on_meta_and_a_batch_that_is_not_are_told_about_devices():
         policylang.trace_step(model, lambda model, ids: (model[1](model[0](ids)) + torch.ones(4, 8)).mean(), ids)
 
 
+@pytest.mark.slow
 def test_what_a_block_of_qwen3_keeps_is_what_its_shapes_say():
     facts = qwen_step(2, device="cuda")
     assert attention_kernels(facts) == {"aten._scaled_dot_product_cudnn_attention.default": 2}

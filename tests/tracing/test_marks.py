@@ -22,13 +22,14 @@ from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.graph.phases import raw_path
 from tests.support import models
+from tests.support.drawn import slow
 from tests.support.models import ZOO, Function
 from tests.tracing.test_against_eager import Net, calls, eager_step, loss_of, mean_square, net, phase, trace
 
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "resnet", "flex", "shared_parameters"])
+@pytest.mark.parametrize("name", ["llama", "resnet", "shared_parameters", slow("gpt2"), slow("flex")])
 def test_forward_then_backward_then_epilogue(name: str) -> None:
     found = [phase(node) for node in trace(ZOO[name]()).gm.graph.nodes if node.op == "call_function"]
     order = [marks.FORWARD, marks.BACKWARD, marks.EPILOGUE]

@@ -279,6 +279,7 @@ def test_the_tags_of_the_user_hold_unless_they_are_overridden() -> None:
     assert shown(program_of(tagged, times, JOINT, override=True), (300, 200, 0)) == [(300, 0), (200, 1), (0, 6)]
 
 
+@pytest.mark.slow
 def test_hash_seeds_change_nothing() -> None:
     facts, times = traced("joint")
     script = (

@@ -107,7 +107,7 @@ def test_nothing_that_fits_beats_what_is_chosen(graph, figure, shares) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "shares"),
     [
-        ("tutorial", JOINT, (0.4, 0.6)),
+        pytest.param("tutorial", JOINT, (0.4, 0.6), marks=pytest.mark.slow),
         pytest.param("fsdp", FLAT, (0.4, 0.55, 0.7), marks=pytest.mark.slow),
         pytest.param("resnet50", FLAT, (0.2, 0.4, 0.6, 0.8), marks=pytest.mark.slow),
         pytest.param("mixtral", FLAT, (0.4, 0.7), marks=pytest.mark.slow),

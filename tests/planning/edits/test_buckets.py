@@ -201,12 +201,12 @@ def blocks_of_weights(count: int, blocks: dict[str, int]) -> Callable[[Builder],
     ("text", "gathers", "scatters"),
     [
         ("bucket all_gather per block", 5, 8),
-        ("bucket all_gather per 2 blocks", 3, 8),
-        ("bucket all_gather per 3 blocks", 3, 8),
+        slow("bucket all_gather per 2 blocks", 3, 8),
+        slow("bucket all_gather per 3 blocks", 3, 8),
         ("bucket reduce_scatter per block", 9, 4),
-        ("bucket (all_gather or reduce_scatter) per block", 5, 4),
+        slow("bucket (all_gather or reduce_scatter) per block", 5, 4),
         ("bucket collective per 4 blocks\nbucket all_gather up to 1 MiB", 1, 1),  # a bucket is a gather as well
-        ("bucket all_gather up to 100 B", 5, 8),  # a weight is 36 or 60 bytes where it is gathered
+        slow("bucket all_gather up to 100 B", 5, 8),  # a weight is 36 or 60 bytes where it is gathered
         ("bucket all_gather per 2 blocks up to 150 B", 5, 8),
     ],
 )
