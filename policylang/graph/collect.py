@@ -29,7 +29,7 @@ from policylang.graph.facts import (
 from policylang.graph.memory import memory_of, mutated_reads
 from policylang.operators import calls
 from policylang.operators.layouts import MOVERS
-from policylang.operators.names import GETITEM, WAITS
+from policylang.operators.names import GETITEM, WAITS, ZEROS
 from policylang.operators.rows import is_known
 from policylang.operators.work import WorkCounter
 from policylang.torch_compat import distributed, graphs
@@ -296,7 +296,10 @@ class _Collector:
         users = users_of(inputs)
         owners, roots = self._owners(inputs)
         measure = _Measurements().measure
-        values = [measure(graphs.value_of(node.meta)) for node in nodes]
+        found = (measure(graphs.value_of(node.meta)) for node in nodes)
+        values = [
+            value._replace(bytes=0) if name == ZEROS else value for value, name in zip(found, targets, strict=True)
+        ]
         flags = array("i", [Flag.SYMBOLIC if value.symbolic else 0 for value in values])
         self._flag_calls(flags, owners)
         names = [node.name for node in nodes]

@@ -35,6 +35,8 @@ SCALES, NARROW, WIDEN = "policylang.scales.default", "policylang.narrow.default"
 SAVES_RANDOM_STATE = "run_and_save_rng_state"
 RUNS_WITH_RANDOM_STATE = ("run_with_rng_state", "graphsafe_run_with_rng_state")
 """Higher-order operators that run a random operator."""
+ZEROS = "aten._efficientzerotensor.default"
+"""The zeros of forward derivatives, which take no memory."""
 MATRIX_PRODUCTS = {"aten.mm.default": 2, "aten.bmm.default": 2, "aten.addmm.default": 3, "aten.baddbmm.default": 3}
 """Products of the last two of so many tensors."""
 PRODUCTS = frozenset({*MATRIX_PRODUCTS, "aten.mv.default", "aten.addmv.default", "aten.dot.default"})

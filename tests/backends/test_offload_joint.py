@@ -15,7 +15,15 @@ from policylang.backends import copies as copy_operators
 from policylang.graph import marks
 from policylang.planning.value_outcome import Why
 from tests.support import models
-from tests.support.compiled import WITHOUT, Trained, assert_bitwise_equal, backend_for, fresh_dynamo, train
+from tests.support.compiled import (
+    WITHOUT,
+    Trained,
+    assert_bitwise_equal,
+    assert_same_as_without,
+    backend_for,
+    fresh_dynamo,
+    train,
+)
 from tests.support.drawn import drawn, slow
 from tests.support.late import Late, copied_over
 from tests.support.lines import NAMES, Layers, placements_of
@@ -134,6 +142,25 @@ def test_what_the_backward_does_not_read_is_decided_as_if_it_did() -> None:
         assert {plan.decisions[index[name]].why for name in ("mm", "mm_1")} == {of_products}
         assert {plan.decisions[index[name]].why for name in ("t", "view", "view_1")} == {of_views}
         assert_same_result(graph.run(text), graph.run(SAVE))
+
+
+@pytest.mark.slow
+def test_zeros_of_forward_derivatives_stay() -> None:
+    """They take no memory: the tangent of a weight that nothing is derived for."""
+
+    def derived(model: nn.Module, x: Tensor) -> Tensor:
+        for layer in (model.first, model.second):
+            value, tangent = torch.func.jvp(lambda y, layer=layer: torch.tanh(layer(y)), (x,), (torch.ones_like(x),))
+            x = value + tangent.sin()
+        return x
+
+    def make() -> Example:
+        torch.manual_seed(0)
+        model = Function(derived, first=nn.Linear(8, 8), second=nn.Linear(8, 8))
+        return Example(model, (torch.randn(4, 8),), square_loss)
+
+    assert_same_as_without(make, backend := backend_for("offload everything"))
+    assert policylang.report(backend).offloaded
 
 
 def test_one_output_of_an_operator_with_several() -> None:
