@@ -231,9 +231,14 @@ def read_pipeline(
     numbers = [int(each) for each in parts if each.strip().isdecimal()]
     firsts = tuple(numbers) if len(parts) > 1 else ()
     count = len(firsts) or (numbers[0] if numbers else 0)
-    if len(numbers) < len(parts) or not count or microbatches < 1 or [*firsts] != sorted({*firsts}):
-        message = f"`--stages {stages}` with {counted(microbatches, 'microbatch', 'microbatches')} names no stages"
-        return diagnose(NO_PIPELINE, message, help="write `--stages 4`, or `--stages 0,6,14,22`")
+    help = "write `--stages 4`, or `--stages 0,6,14,22`"
+    if len(numbers) < len(parts) or not count:
+        return diagnose(NO_PIPELINE, f"`--stages {stages}` names no stages", help=help)
+    if [*firsts] != sorted({*firsts}):
+        return diagnose(NO_PIPELINE, f"the blocks of `--stages {stages}` do not come one behind the other", help=help)
+    if microbatches < 1:
+        message = f"a pipeline has at least one microbatch, not {microbatches}"
+        return diagnose(NO_PIPELINE, message, help="write `--microbatches 16`")
     if firsts and firsts[0]:
         message = f"the first stage begins with block 0, not with block {firsts[0]}"
         return diagnose(NO_PIPELINE, message, help=f"write `0,{stages}`")

@@ -394,7 +394,9 @@ class _Cut:
             elif (others or row in self._output) and begun < self.backward:
                 holds(stage, size, first, end)  # until its backward, with what autograd has of it
             else:
-                holds(stage, size, first, max(first, min(end, bisect_right(own, last) - 1)))
+                holds(stage, size, first, freed - 1)
+                if begun < self.backward <= last and freed <= start:  # given up as the stage's backward begins
+                    found[stage].saved += size
             if begun < self.backward:
                 is_output, behind = row in self._output, row in self._read_behind
                 of_loss = stage == self.count - 1 and (is_output or not self.facts.modules[row])
@@ -464,9 +466,9 @@ class _Cut:
     @cached_property
     def _output(self) -> frozenset[int]:
         """The memory of what the last stage returns to the loss: what a module makes and no module reads."""
-        facts, modules = self.facts, self.facts.modules
-        reads = ((row, source) for row in facts.forward if not modules[row] for source in facts.inputs[row])
-        return frozenset(facts.storage_roots[source] for _, source in reads if modules[source])
+        facts, modules, last = self.facts, self.facts.modules, self.count - 1
+        reads = (source for row in facts.forward if not modules[row] for source in facts.inputs[row])
+        return frozenset(facts.storage_roots[each] for each in reads if modules[each] and self.stage_of[each] == last)
 
     @cached_property
     def _waiting(self) -> list[dict[int, int]]:

@@ -284,7 +284,8 @@ def pipeline_text(said: Pipeline | None, figures: PipelineFigures | None) -> str
         seconds = (shown.format_quantity(time or 0.0, "seconds") for time in times)
         rows.append((*numbers, bytes_text(each.saved), bytes_text(each.peak), *seconds))
     ranks = shown.counted(len(said.order), "rank")
-    heading = f"pipeline {said.schedule}: {said.stages} stages on {ranks}, {said.microbatches} microbatches"
+    microbatches = shown.counted(said.microbatches, "microbatch", "microbatches")
+    heading = f"pipeline {said.schedule}: {shown.counted(said.stages, 'stage')} on {ranks}, {microbatches}"
     if figures.step_seconds:
         busiest = max(
             sum(each.step_seconds or 0.0 for each in figures.stages if each.rank == rank)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import policylang
 from policylang.api.planned_graphs import facts_of, on_graph, scheduled
 from policylang.commands.cli import main
+from policylang.commands.small_llama import step_memory
 from policylang.graph.facts import Facts
 from policylang.language.diagnostics import Diagnostic, is_error
 from policylang.language.statements import SCHEDULES, format_policy
@@ -95,6 +96,54 @@ def test_saved_values_count_as_often_as_microbatches_are_in_flight(llama: Facts)
     whole = planned(llama, ROUND)[0].peak.bytes
     logits = 2 * 8192 * 128256  # which a stage holds until its backward is over
     assert whole + logits <= alone.stages[0].peak <= 1.005 * (whole + logits)
+
+
+class Sandwich(nn.Module):
+    """A block that ends in a norm and a sum, whose backwards read nothing that the checkpoint alone holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + rms_norm(self.down(nn.functional.gelu(self.up(rms_norm(x)))))
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+class Scaled(nn.Module):
+    """Scales what it embeds, outside its modules, as Gemma does."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Linear(4, 8), nn.ModuleList([Sandwich() for _ in range(layers)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x) * 3
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("text", ["save matmul", "recompute everything in block"])
+def test_a_stage_holds_what_its_checkpoints_hold(text: str) -> None:
+    x, sent = torch.randn(16, 4), list[Tensor]()
+    facts = facts_of(policylang.trace_step(Scaled(4), lambda model, x: model(x).square().sum(), x))[0]
+    rules = policylang.parse(f"blocks layers.*; {text}; undecided -> save")
+    policy = scheduled(rules, Pipeline("1f1b", 2, 4))
+    assert not isinstance(policy, Diagnostic)
+    (made,), _ = on_graph(policy, {"": facts}, "eager", one_model=True)
+    stage = Scaled(2)
+    policylang.checkpoint_model(stage, rules)
+
+    def forward() -> Tensor:
+        sent.append(stage(x))
+        return sent[0].sum()
+
+    found = step_memory(forward, [*stage.parameters(), x], x.device)
+    assert figures(made).stages[0].saved == 2 * found.saved  # two microbatches are in flight
 
 
 def test_a_stage_that_saves_more_has_the_higher_peak(llama: Facts) -> None:
