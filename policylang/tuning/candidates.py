@@ -176,6 +176,8 @@ def host_patterns(classes: ValueClasses, choices: Choices) -> Iterator[Pattern]:
 _NEAR = 3
 """Patterns that tell stages apart, or that copy, are mixed with so many on either side by bytes."""
 _MARK = "in first 0 blocks"
+_AT_ONCE = 4096
+"""Mixtures that are composed at once: memory for each takes its blocks, and there are more in more blocks."""
 
 
 class Candidates:
@@ -205,15 +207,15 @@ class Candidates:
         self.rows = self._mixtures(composition, profiles, by_peak)
         """Five numbers per mixture: the pattern of the first blocks, that of the others, that outside of blocks, how
         many first blocks there are, and 1 if the last block saves everything."""
-        zone, rest, around, number, last = self.rows.T
-        chosen = np.where(np.arange(self.blocks) < number[:, None], zone[:, None], rest[:, None])
-        chosen[last == 1, -1:] = 0
-        self.figures = composition.mixtures(profiles, chosen, around)
-        memory = self.figures.peak if by_peak else self.figures.saved
+        parts = np.array_split(self.rows, 1 + len(self.rows) // _AT_ONCE)
+        found = zip(*(composition.mixtures(profiles, self._by_block(each)) for each in parts), strict=True)
+        peak, saved, recompute, copies = self.figures = tuple(map(np.concatenate, found))
+        """:meth:`Composition.mixtures`, of all."""
+        memory, seconds = peak if by_peak else saved, recompute + copies
         self.memory = [besides.on(each) for each in memory.tolist()] if by_peak else memory.tolist()
-        self.seconds = self.figures.price.tolist()
-        self.by_time = np.lexsort((memory, self.figures.price)).tolist()
-        self.by_memory = np.lexsort((self.figures.price, memory)).tolist()
+        self.seconds = seconds.tolist()
+        self.by_time = np.lexsort((memory, seconds)).tolist()
+        self.by_memory = np.lexsort((seconds, memory)).tolist()
         options = (each for pattern in self.patterns for each in enumerate(pattern))
         moved = {number for number, option in options if option == Option.OFFLOAD}
         sizes = (composition.facts.bytes[row] for each in moved for row in composition.classes.rows[each])
@@ -249,6 +251,13 @@ class Candidates:
         fit = set(usable)
         rows += [(*row[:4], 1) for row in rows if blocks > 1 and row[0] and row[1] and row[0] in fit]
         return np.array(rows, dtype=np.int64)
+
+    def _by_block(self, rows: Ints) -> Ints:
+        """Mixture by block, and last around them, the number of the pattern."""
+        zone, rest, around, number, last = rows.T
+        chosen = np.where(np.arange(self.blocks) < number[:, None], zone[:, None], rest[:, None])
+        chosen[last == 1, -1:] = 0
+        return np.column_stack([chosen, around])
 
     def likeness(self, at: int) -> tuple[int, ...]:
         """Alike are candidates that take about as much more than composed: those with the same outside of blocks, and

@@ -13,6 +13,7 @@ simulated with the written policy.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -68,22 +69,6 @@ class SegmentProfile:
     def offloads(self) -> bool:
         """True if any value is on the host in between."""
         return int(Option.OFFLOAD) in self.asked
-
-
-@frozen(eq=False)
-class Mixtures:
-    """Figures of many mixtures, one entry each."""
-
-    peak: Ints
-    saved: Ints
-    recompute: Floats
-    copies: Floats
-    """Seconds in which computation waits for copies to the host and back."""
-
-    @property
-    def price(self) -> Floats:
-        """The seconds that order the candidates."""
-        return self.recompute + self.copies
 
 
 class Composition:
@@ -175,26 +160,24 @@ class Composition:
         return SegmentProfile(rise, net, saved, again, asked, saves_outputs, copied, hidden)
 
     def mixtures(
-        self, patterns: Sequence[SegmentProfile], blocks: NDArray[np.int32], around: NDArray[np.int32]
-    ) -> Mixtures:
-        """The figures of mixtures: ``blocks``: mixture by block, the number of the pattern; ``around``: that of the
-        pattern outside the blocks."""
-        chosen = np.column_stack([blocks, around]).astype(np.int64)
+        self, patterns: Sequence[SegmentProfile], chosen: NDArray[np.integer[Any]]
+    ) -> tuple[Ints, Ints, Floats, Floats]:
+        """Of many mixtures the peak and the bytes saved, the seconds of recomputation and those in which computation
+        waits for copies to the host and back. ``chosen``: mixture by block, the number of the pattern; the last column
+        is that of the pattern outside the blocks."""
         rises = np.stack([each.rise for each in patterns], axis=1)
         nets = np.stack([each.net for each in patterns], axis=1)
         before, peak = np.zeros(len(chosen), dtype=np.int64), np.zeros(len(chosen), dtype=np.int64)
         by_block = np.ascontiguousarray(chosen.T)
-        for segment, block in enumerate(self.block_of_segment):  # all at once take more memory
+        for segment, block in enumerate(self.block_of_segment):
             np.maximum(peak, before + rises[segment][by_block[block]], out=peak)
             before += nets[segment][by_block[block]]
         numbers = np.arange(self.count + 1)
         copied = np.stack([each.copied for each in patterns])[chosen, numbers].sum(axis=1)
-        return Mixtures(
-            peak=self.base + peak,
-            saved=np.stack([each.saved for each in patterns])[chosen, numbers].sum(axis=1),
-            recompute=np.stack([each.recompute for each in patterns])[chosen, numbers].sum(axis=1),
-            copies=np.maximum(copied - np.array([each.hidden for each in patterns])[chosen].max(axis=1), 0.0),
-        )
+        hidden = np.array([each.hidden for each in patterns])[chosen].max(axis=1)
+        saved = np.stack([each.saved for each in patterns])[chosen, numbers].sum(axis=1)
+        again = np.stack([each.recompute for each in patterns])[chosen, numbers].sum(axis=1)
+        return self.base + peak, saved, again, np.maximum(copied - hidden, 0.0)
 
     def _by_block(self, needs: SavedForBackward) -> tuple[Ints, Floats]:
         facts, block_of, roots = self.facts, self.classes.blocks.block_of, self.roots

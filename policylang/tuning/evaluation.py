@@ -165,15 +165,13 @@ class Evaluation:
     """Plans and simulates texts, each once."""
 
     def __init__(self, facts: Facts, times: NodeTimes, capabilities: Capabilities, *, ordered: bool = False) -> None:
-        """``ordered``: texts may edit the graph and order its collectives. They are planned for the device, are taken
-        as they are written, notes against them or not, and their plans are kept."""
+        """``ordered``: texts may edit the graph and order its collectives. They are planned for the device, and are
+        taken as they are written, notes against them or not."""
         self.facts = facts
         self.times = times
         self.capabilities = capabilities
         self.ordered = ordered
         self.operators = OperatorTable.bundled(met=facts.operators)
-        self.plans: dict[str, Plan] = {}
-        """The plans of candidates with an order, by canonical text."""
         self.errors: set[str] = set()
         """Texts with an error, such as a rule that matches nothing."""
         self._known: dict[str, Candidate | None] = {}
@@ -262,7 +260,6 @@ class Evaluation:
         if self.ordered:
             if made.times is None:
                 return None
-            self.plans[formatted] = made
             found = candidate_of(formatted, made, needs, made.times)
             if made.order is None:
                 return found

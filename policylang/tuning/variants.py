@@ -203,8 +203,9 @@ class Variants:
 
     def _warned(self, each: Candidate) -> dict[int, set[str]]:
         """The codes of the warnings of ``check``, by line; those of an included file at its include."""
-        found: dict[int, set[str]] = {}
-        for said in costly_lines(self._whole.plans[each.rules], self.capabilities):
+        made, found = self._whole.planned(each.rules), dict[int, set[str]]()
+        assert made is not None, "a candidate is a policy against which nothing is to be said"
+        for said in costly_lines(made, self.capabilities):
             span = said.include or said.span
             if said.severity is not Severity.NOTE and span is not None:
                 found.setdefault(span.line, set()).add(said.code)

@@ -142,6 +142,7 @@ def fates_under(text: str) -> tuple[tuple[int, ...], ...]:
 def test_what_is_composed_of_blocks_that_copy_is_what_is_simulated() -> None:
     tuner = offloading(MIDDLING)
     made, seen = tuner.candidates(Budget("peak", inf)), 0
+    peak, _, recompute, copies = made.figures
     moving = [at for at, fates in enumerate(made.patterns) if Option.OFFLOAD in fates]
     for at in range(0, len(made.rows), 7):
         if made.rows[at, 0] not in moving:
@@ -150,9 +151,9 @@ def test_what_is_composed_of_blocks_that_copy_is_what_is_simulated() -> None:
         found = None if text is None else tuner.evaluation.of(text)
         if found is not None:
             seen += 1
-            assert -made.slack <= found.peak - int(made.figures.peak[at]) <= made.slack
-            assert made.figures.recompute[at] == pytest.approx(found.recompute)
-            assert made.figures.copies[at] <= found.copies + made.slack / MIDDLING, "never much more than it waits"
+            assert -made.slack <= found.peak - int(peak[at]) <= made.slack
+            assert recompute[at] == pytest.approx(found.recompute)
+            assert copies[at] <= found.copies + made.slack / MIDDLING, "never much more than it waits"
     assert seen > 10
 
 
