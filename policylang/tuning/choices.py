@@ -11,11 +11,9 @@ planner computes:
   choices, seeds; sizes and what the graph is given are there anyway; what the user has tagged stays as it is tagged.
 
 Planning counts bytes over all that it decides, the schedule seconds over what is really recomputed. The two differ if a
-backward node is dead, and if the rest of a flat graph's forward holds a value anyway. An operator then has another
-column, without a price: it is decided *recompute*, and does not run.
-
-A flat graph of several regions recomputes a value in each, and is priced here as if it did so once: its true cost is
-never below.
+backward node is dead, and if the rest of a flat graph's forward holds a value anyway: an operator that may be decided
+*recompute* and not run has no price here. A flat graph of several regions recomputes a value in each, and is priced as
+if it did so once. The true cost is never below.
 """
 
 from __future__ import annotations
@@ -238,7 +236,7 @@ class _Problem:
         self.rows: list[int] = []
         self.keeps = array("i", [NONE]) * len(facts)
         self.runs = array("i", [NONE]) * len(facts)
-        self.really = array("i", [NONE]) * len(facts)  # the columns that are priced, where they are others
+        self.may_not_run = bytearray(len(facts))  # by producer: it may be decided to be recomputed, and not run
         self.clauses: dict[Clause, None] = {}
 
     def find_free(self) -> None:
@@ -279,28 +277,24 @@ class _Problem:
         for rows in self.units.values():
             for row in rows:
                 sure[row] = 0
-        apart = bytearray(len(facts))  # by owner: decided so by something that does not run
-        runs_if_so = bytearray(len(facts))  # by producer: decided by a node that does not run
+        runs, may_not_run = bytearray(len(facts)), self.may_not_run  # by producer, of those that the backward reads
         live, (ends, held_until) = _live_readers(facts), _regions(facts, self.roots)
         flat = facts.kind is GraphKind.FLAT
         first_end = array("i", [len(facts)]) * len(facts)  # by node: of the first region that may recompute it
-        asked = _read_by_backward(facts)
-        reads: list[tuple[int, bool]] = []  # of a node as it is read: it has a separate choice whether it may be kept
-        for reader, source in asked:
-            row = same_as[source]
+        clauses: list[tuple[int, int]] = []  # of a node as it is read: it has a separate choice whether it may be kept
+        for reader, source in _read_by_backward(facts):
             if not free[source]:
+                row = same_as[source]
                 really = bool(live[reader]) and held_until[self.roots[row]] <= ends[reader]
                 counted[row] = sure[row] = 1
                 real[row] |= really
-                apart[owners[row]] |= not really
-                runs_if_so[owners[row]] |= really
-                reads.append((source, really))
+                (runs if really else may_not_run)[owners[row]] = 1
+                clauses.append((source, NONE))
                 if really and flat:
                     first_end[row] = min(first_end[row], ends[reader])
-        apart = bytearray(each and not runs for each, runs in zip(apart, runs_if_so, strict=True))
-        edges: list[tuple[int, int, bool]] = []
         for row in range(len(facts) - 1, -1, -1):
             owner = owners[row]
+            may_not_run[owner] &= not runs[owner]
             if not counted[row] or self.fixed[owner] == STAYS:
                 continue
             for source in facts.inputs[row]:
@@ -315,13 +309,11 @@ class _Problem:
                 sure[read] |= inside and sure[row]
                 if really:
                     first_end[read] = min(first_end[read], first_end[row])
-                apart[owners[read]] |= not runs_if_so[owners[read]] and (apart[owner] or not really)
+                may_not_run[owners[read]] |= may_not_run[owner] or not really
                 if not inside:
-                    edges.append((source, owner, really))
-        for source, really in reads:
-            self._clause(source, NONE, really, apart)
-        for source, asked_by, really in edges:
-            self._clause(source, asked_by, really, apart)
+                    clauses.append((source, owner))
+        for source, asked_by in clauses:
+            self._clause(source, asked_by)
 
     def ask_for_blocks(self, checkpoints: Checkpoints) -> None:
         """A block that runs again runs all that is not saved, whoever reads it, and holds all that is saved."""
@@ -340,38 +332,24 @@ class _Problem:
             if is_tuple or is_foreign or is_free or root in held or facts.ops[root] != "call_function":
                 continue
             keep = self._keep(root)
-            if self.fixed[owner] != STAYS:
-                self._run(owner, apart=False)
-            self.clauses[keep, NONE if self.fixed[owner] == STAYS else self.runs[owner], NONE] = None
+            self.clauses[keep, self._run(owner), NONE] = None
 
-    def _clause(self, source: int, asked_by: int, really: bool, apart: bytearray) -> None:
+    def _clause(self, source: int, asked_by: int) -> None:
         row = self.same_as[source]
-        owner = self.facts.owners[row]
         keep = self._keep(self.roots[row]) if self.may_keep[source] else NONE
-        may_run = self.fixed[owner] != STAYS
-        if may_run:
-            self._run(owner, bool(apart[owner]))
-        if asked_by != NONE:
-            self._run(asked_by, bool(apart[asked_by]))
-        runs, asks = (self.runs[owner] if may_run else NONE), (NONE if asked_by == NONE else self.runs[asked_by])
-        self.clauses[keep, runs, asks] = None
-        if really and (apart[owner] or (asked_by != NONE and apart[asked_by])):
-            runs = self.really[owner] if may_run else NONE
-            self.clauses[keep, runs, NONE if asked_by == NONE else self.really[asked_by]] = None
+        runs = self._run(self.facts.owners[row])
+        self.clauses[keep, runs, NONE if asked_by == NONE else self._run(asked_by)] = None
 
     def _keep(self, root: int) -> int:
         if self.keeps[root] == NONE:
             self.keeps[root] = self._column(root, 0.0, self.facts.bytes[root])
         return self.keeps[root]
 
-    def _run(self, owner: int, apart: bool) -> None:
-        if self.runs[owner] != NONE:
-            return
-        seconds = fsum(self.times[row] for row in {owner, *self.units.get(owner, ())})
-        self.really[owner] = self.runs[owner] = self._column(owner, seconds, 0)
-        if apart:
-            self.runs[owner] = self._column(owner, 0.0, 0)
-            self.clauses[NONE, self.runs[owner], self.really[owner]] = None
+    def _run(self, owner: int) -> int:
+        if self.runs[owner] == NONE and self.fixed[owner] != STAYS:
+            rows = () if self.may_not_run[owner] else {owner, *self.units.get(owner, ())}
+            self.runs[owner] = self._column(owner, fsum(self.times[row] for row in rows), 0)
+        return self.runs[owner]
 
     def _column(self, row: int, seconds: float, size: int) -> int:
         self.seconds.append(seconds)
