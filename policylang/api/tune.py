@@ -34,7 +34,7 @@ from policylang.planning.statement_errors import loads_untold
 from policylang.simulation.node_times import NodeTimes, lacking, node_times
 from policylang.tuning import budgets
 from policylang.tuning.evaluation import Allowed, Besides, Budget, Evaluation, Infeasible, Tuned
-from policylang.tuning.tuned_policy import TunedPolicy, TuningSubject, fingerprint, memory_of, tuned_text
+from policylang.tuning.tuned_policy import TunedPolicy, TuningSubject, fingerprint, tuned_text
 
 if TYPE_CHECKING:
     from policylang.tuning.variants import Variants
@@ -209,7 +209,7 @@ def tuned_policy(
     if budget is None:
         return TunedPolicy("", found, subject, tuple(filter(None, notes)))
     if not found.chosen.recompute and not found.chosen.offloaded and budget.figure != "recompute time":
-        room = format_quantity(int(budget.limit) - memory_of(found.chosen, found), "bytes")
+        room = format_quantity(int(budget.limit) - besides.memory(found.chosen, budget), "bytes")
         message = f"nothing has to be recomputed: with all saved, {room} of the budget are left"
         notes.append(diagnose(NOTHING_RECOMPUTED, message, help="a larger batch or fewer ranks may fit as well"))
     timed = found.stages is None and _counts(found, facts, times, capabilities)

@@ -35,7 +35,6 @@ from policylang.tuning.tuned_policy import (
     besides_words,
     bound_words,
     budget_words,
-    memory_of,
     stages_words,
     step_words,
 )
@@ -206,7 +205,7 @@ def account_text(found: TunedPolicy) -> str:
             rows.append((name, *cells))
     below = []
     if tuned.budget.figure != "recompute time":
-        left = int(tuned.budget.limit) - memory_of(tuned.chosen, tuned)
+        left = int(tuned.budget.limit) - tuned.besides.memory(tuned.chosen, tuned.budget)
         room = f"{shown.format_quantity(left, 'bytes')} of the budget are left"
         below.append(room if left else "the budget is used to the byte")
     if besides := besides_words(tuned.besides, subject.optimizer):

@@ -94,6 +94,10 @@ class Besides:
         """The peak with the memory beside the graph."""
         return round((peak + self.optimizer) / (1 - self.reserve))
 
+    def memory(self, each: Candidate, budget: Budget) -> int:
+        """The bytes that a budget is about."""
+        return each.saved if budget.figure == "saved" else self.on(each.peak)
+
 
 @frozen(eq=False)
 class TunedStages:

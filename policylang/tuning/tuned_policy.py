@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from functools import partial
 from pathlib import Path
 
 from attrs import field, frozen
@@ -224,17 +225,12 @@ def budget_words(budget: Budget) -> str:
     return f"a peak of at most {size}" if budget.figure == "peak" else f"at most {size} saved for the backward"
 
 
-def memory_of(each: Candidate, tuned: Tuned) -> int:
-    """The bytes that a budget of its kind is about."""
-    return each.saved if tuned.budget.figure == "saved" else tuned.besides.on(each.peak)
-
-
 def neighbour_words(tuned: Tuned) -> str:
     """``with 2.1 GiB more, 14 ms less; with 1.2 GiB less, 9 ms more``; empty where there is neither."""
-    said = []
+    said, memory_of = [], partial(tuned.besides.memory, budget=tuned.budget)
     for other, memory, time in ((tuned.more, "more", "less"), (tuned.less, "less", "more")):
         if other is not None:
-            size = abs(memory_of(other, tuned) - memory_of(tuned.chosen, tuned))
+            size = abs(memory_of(other) - memory_of(tuned.chosen))
             seconds = abs(other.price - tuned.chosen.price)
             said.append(f"with {format_quantity(size, 'bytes')} {memory}, {format_quantity(seconds, 'seconds')} {time}")
     return "; ".join(said)

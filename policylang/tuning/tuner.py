@@ -201,18 +201,20 @@ class Tuner:
         while True:
             chosen, known = self._unbeaten(budget, first), len(self._evaluated)
             if chosen is None:
-                smallest = min((self.smallest(budget), *self._evaluated), key=lambda each: self.memory(each, budget))
+                smallest = min(
+                    (self.smallest(budget), *self._evaluated), key=lambda each: self.besides.memory(each, budget)
+                )
                 return Infeasible(budget, self.besides, smallest)
             less = more = None
             if detail == "all":
-                memory = self.memory(chosen, budget)
+                memory = self.besides.memory(chosen, budget)
                 less, more = (self._fastest(budget, share * memory) for share in (0.92, 1.08))
             if known == len(self._evaluated):  # else one of them may cost less than its composed figures, and fit
                 break
         if more is not None and more.price >= chosen.price:
             more = None
         chosen = chosen if detail == "patterns" else self._refined(chosen, budget)
-        rows = undominated(self._evaluated, lambda each: self.memory(each, budget))
+        rows = undominated(self._evaluated, lambda each: self.besides.memory(each, budget))
         written = chosen if detail in ("figures", "patterns") else self._without_idle_lines(chosen, budget)
         return Tuned(
             budget=budget,
@@ -237,7 +239,7 @@ class Tuner:
         for first in chain([chosen], (self._candidate(mixed, at) for at in patterns[:_STARTS] if left > 0)):
             start: Candidate | None = first
             while start is not None and left > 0 and "include" not in start.rules:
-                made, room = self.evaluation.planned(start.rules), budget.limit - self.memory(start, budget)
+                made, room = self.evaluation.planned(start.rules), budget.limit - self.besides.memory(start, budget)
                 assert made is not None, "a candidate is a policy against which nothing is to be said"
                 texts = self._refinement.texts(start.rules, made, room * (1 - self.besides.reserve))
                 least, start, left = start.price if room >= 0 else inf, None, left - 1
@@ -277,7 +279,7 @@ class Tuner:
     def _fits(self, each: Candidate, budget: Budget) -> bool:
         if budget.figure == "recompute time":
             return each.price <= budget.limit * self.forward
-        return self.memory(each, budget) <= budget.limit
+        return self.besides.memory(each, budget) <= budget.limit
 
     @property
     def _evaluated(self) -> tuple[Candidate, ...]:
@@ -289,7 +291,7 @@ class Tuner:
         if budget.figure != "recompute time":
             return self._fastest_of((first, *self._evaluated), budget, budget.limit)
         found = [each for each in (first, *self._evaluated) if self._fits(each, budget)]
-        return min(found, key=lambda each: (self.memory(each, budget), each.price), default=None)
+        return min(found, key=lambda each: (self.besides.memory(each, budget), each.price), default=None)
 
     def _fastest(self, budget: Budget, limit: float) -> Candidate | None:
         found = self._at(budget, limit, most=_NEIGHBOURS)
@@ -297,14 +299,10 @@ class Tuner:
 
     def _fastest_of(self, found: Iterable[Candidate], budget: Budget, limit: float) -> Candidate | None:
         """The fastest candidate within the limit; of equals the one with the least memory."""
-        fitting = [each for each in found if self.memory(each, budget) <= limit]
+        fitting = [each for each in found if self.besides.memory(each, budget) <= limit]
         most = min((each.price for each in fitting), default=0.0) + _SAME * self.forward
         fastest = (each for each in fitting if each.price <= most)
-        return min(fastest, key=lambda each: self.memory(each, budget), default=None)
-
-    def memory(self, each: Candidate, budget: Budget) -> int:
-        """The memory that a budget is about."""
-        return each.saved if budget.figure == "saved" else self.besides.on(each.peak)
+        return min(fastest, key=lambda each: self.besides.memory(each, budget), default=None)
 
     def smallest(self, budget: Budget) -> Candidate:
         """The candidate that takes the least memory."""
@@ -312,7 +310,7 @@ class Tuner:
         if found is not None:
             return found
         known = self._evaluated or (self.evaluation.without_rules(),)
-        return min(known, key=lambda each: self.memory(each, budget))
+        return min(known, key=lambda each: self.besides.memory(each, budget))
 
     def _picked(self, budget: Budget) -> Candidate | None:
         if budget.figure == "recompute time":
@@ -321,14 +319,14 @@ class Tuner:
 
     def _at(self, budget: Budget, limit: float, *, most: float = inf) -> Candidate | None:
         """The fastest candidate in so much memory, of the first ``most`` that are planned."""
-        if self.save_all is not None and self.memory(self.save_all, budget) <= limit:
+        if self.save_all is not None and self.besides.memory(self.save_all, budget) <= limit:
             return self.save_all
         chosen, same = self.candidates(budget), _SAME * self.forward
         memory = chosen.memory
         known = list(self._others)
         if limit < _LOW * min(memory):  # the composed figures may be above the simulated ones
             known.append(self.smallest(budget))
-        known = [each for each in known if self.memory(each, budget) <= limit]
+        known = [each for each in known if self.besides.memory(each, budget) <= limit]
         best = min(known, key=lambda each: each.price, default=None)
         above: dict[tuple[int, ...], deque[int]] = {}  # how much more than composed the last of a kind took
         for at in chosen.by_time:
@@ -340,9 +338,9 @@ class Tuner:
             more = min(last) if len(last) == _ALIKE else 0
             made = self._candidate(chosen, at) if memory[at] + more <= limit else None
             if made is not None:
-                last.append(self.memory(made, budget) - memory[at])
+                last.append(self.besides.memory(made, budget) - memory[at])
                 most -= 1
-                if self.memory(made, budget) <= limit and (best is None or made.price < best.price):
+                if self.besides.memory(made, budget) <= limit and (best is None or made.price < best.price):
                     best = made
         return best
 
@@ -351,10 +349,10 @@ class Tuner:
         chosen = self.candidates(budget)
         memory = chosen.memory
         known = (each for each in (self.save_all, *self._others) if each is not None and each.price <= limit)
-        best = min(known, key=lambda each: self.memory(each, budget), default=None)
+        best = min(known, key=lambda each: self.besides.memory(each, budget), default=None)
         tied, misses = 0.0, 0
         for at in chosen.by_memory:
-            least = inf if best is None else self.memory(best, budget)
+            least = inf if best is None else self.besides.memory(best, budget)
             if memory[at] + chosen.slack >= least or (best is not None and self._is_least(best, budget)):
                 break
             if memory[at] > tied:
@@ -362,8 +360,8 @@ class Tuner:
             worth = misses < _MISSES and chosen.seconds[at] <= limit
             made = self._candidate(chosen, at) if worth else None
             if made is not None and made.price <= limit:
-                misses += self.memory(made, budget) >= least
-                best = made if self.memory(made, budget) < least else best
+                misses += self.besides.memory(made, budget) >= least
+                best = made if self.besides.memory(made, budget) < least else best
         return best
 
     def _is_least(self, each: Candidate, budget: Budget) -> bool:

@@ -134,7 +134,7 @@ class Variants:
 
     def memory(self, each: Candidate) -> int:
         """The memory that the budget is about."""
-        return each.saved if self.budget.figure == "saved" else self.besides.on(each.peak)
+        return self.besides.memory(each, self.budget)
 
     def _cost(self, each: Candidate) -> float:
         cost = self.memory(each) if self._timed else each.step
@@ -171,21 +171,18 @@ class Variants:
         if isinstance(found, Infeasible) or self._by_fsdp:
             forward = sum(self.times.seconds[row] for row in self.facts.forward)
             return Tuned(self.budget, self.besides, chosen, None, None, (chosen,), None, forward)
-        less, more = (each and evolve(each, rules=base.before + each.rules) for each in (found.less, found.more))
-        named = (evolve(each, rules=base.before + each.rules) for each in found.table)
-        table = [chosen if each.rules == chosen.rules else each for each in named]
-        if chosen.rules == base.before + found.chosen.rules:
-            if chosen not in table:
-                table = sorted((*table, chosen), key=self.memory)
-            return evolve(found, chosen=chosen, less=less, more=more, table=tuple(table))
-        others = (each for each in table if each.rules != base.before + found.chosen.rules)
-        rows = undominated((*others, chosen), self.memory)
-        if chosen not in rows:
-            rows = sorted((*rows, chosen), key=self.memory)
-        bound = (
-            found.bound if chosen.saved == found.chosen.saved and chosen.recompute == found.chosen.recompute else None
-        )
-        return evolve(found, chosen=chosen, less=None, more=None, bound=bound, table=tuple(rows))
+        own, less, more = base.before + found.chosen.rules, None, None
+        table = [evolve(each, rules=base.before + each.rules) for each in found.table]
+        if chosen.rules == own:
+            less, more = (each and evolve(each, rules=base.before + each.rules) for each in (found.less, found.more))
+            table = [chosen if each.rules == own else each for each in table]
+        else:
+            table = undominated((*(each for each in table if each.rules != own), chosen), self.memory)
+        if chosen not in table:
+            table = sorted((*table, chosen), key=self.memory)
+        is_bound = (chosen.saved, chosen.recompute) == (found.chosen.saved, found.chosen.recompute)
+        bound = found.bound if is_bound else None
+        return evolve(found, chosen=chosen, less=less, more=more, bound=bound, table=tuple(table))
 
     # --- whole texts ---
 

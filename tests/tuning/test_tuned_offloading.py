@@ -89,11 +89,11 @@ def test_more_memory_never_costs_time_and_copies_never_do(bandwidth: float, figu
     low, high = tuner.smallest(Budget(figure, 0)), without()[1]  # type: ignore[arg-type]
     before = inf
     for share in SHARES:
-        least = tuner.memory(low, Budget(figure, 0))  # type: ignore[arg-type]
-        limit = least + float(share) * (tuner.memory(high, Budget(figure, 0)) - least)  # type: ignore[arg-type]
+        least = tuner.besides.memory(low, Budget(figure, 0))  # type: ignore[arg-type]
+        limit = least + float(share) * (tuner.besides.memory(high, Budget(figure, 0)) - least)  # type: ignore[arg-type]
         budget = Budget(figure, limit)  # type: ignore[arg-type]
         found, other = tuner._picked(budget), plain._picked(budget)
-        assert tuner.memory(found, budget) <= limit
+        assert tuner.besides.memory(found, budget) <= limit
         assert found.price <= before + 1e-9 * tuner.forward
         before = found.price
         if other is not None:

@@ -91,7 +91,7 @@ def test_more_memory_never_costs_time(one: int, other: int, figure: str) -> None
     less, more = (tuner._picked(budget) for budget in budgets)
     assert more.recompute <= less.recompute + 1e-9 * tuner.forward
     for budget, each in zip(budgets, (less, more), strict=True):
-        assert tuner.memory(each, budget) <= budget.limit
+        assert tuner.besides.memory(each, budget) <= budget.limit
 
 
 def test_with_room_for_all_nothing_runs_again() -> None:
