@@ -274,8 +274,6 @@ class Evaluation:
         if idle is not None:
             lines = formatted.splitlines(keepends=True)
             return self.of("".join(lines[:idle] + lines[idle + 1 :]))
-        if made.facts is not self.facts:
-            return candidate_of(formatted, made, needs, self.times)
         steps = made.schedule  # many texts differ in words alone, or in what no backward asks for
         held = repr((steps.held, steps.forms)).encode()
         key = sha256(b"".join((steps.kinds, steps.rows, steps.regions, held))).digest()

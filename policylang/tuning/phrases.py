@@ -308,11 +308,8 @@ class Vocabulary:
     def _all(self) -> Iterator[Phrase]:
         classes = self._classes
         by_name: dict[str, list[int]] = {}
-        by_overload: dict[str, list[int]] = {}
         for number in self.numbers:
-            namespace, name, overload = (*classes.all[number].target.split(".", 2), "", "")[:3]
-            by_name.setdefault(name, []).append(number)
-            by_overload.setdefault(f"{namespace}.{name}.{overload}".rstrip("."), []).append(number)
+            by_name.setdefault(classes.all[number].target.split(".")[:2][-1], []).append(number)
         paths = self._paths(self.numbers)
         yield Phrase(EVERYTHING, self.mask, 1.0)
         for path in paths:
@@ -335,17 +332,11 @@ class Vocabulary:
                 within = [number for number in gathers if not path or self._is_in(number, path)]
                 cost = 1.1 + 0.3 * bool(path) + 0.2 * (predicate in among)
                 yield Phrase(subject, bits(within), cost, module=path, predicate=predicate)
-        names = {self._bare(name, [classes.all[number] for number in them]): them for name, them in by_name.items()}
-        for subject, numbers in names.items():
+        for name, numbers in by_name.items():
+            full = ".".join(classes.all[numbers[0]].target.split(".")[:2])
+            subject = name if self._is_clean(name) else full
             yield from self._narrowed(subject, numbers, 1.0)
             yield from self._by_own_module(subject, numbers)
-        for full, numbers in by_overload.items():
-            subject = full.split(".", 1)[1] if full.split(".", 1)[0] == "aten" else full
-            if subject.count(".") == 0 or not self._is_clean(subject):
-                subject = full
-            if subject not in names:
-                yield from self._narrowed(subject, numbers, 1.15)
-                yield from self._by_own_module(subject, numbers)
 
     def _narrowed(self, subject: str, numbers: Sequence[int], cost: float) -> Iterator[Phrase]:
         """By module and by position."""
@@ -439,11 +430,6 @@ class Vocabulary:
         for row in {self._facts.owners[row] for row in selections.rows(policy.rules[0].selector)}:
             found[self._classes.of[row]] += self._classes.of[row] >= 0
         return [number for number in self.numbers if found[number] == len(self._classes.rows[number])]
-
-    def _bare(self, name: str, of: Sequence[ValueClass]) -> str:
-        if self._is_clean(name):
-            return name
-        return f"{of[0].target.split('.', 1)[0]}.{name}"
 
     def _is_clean(self, subject: str) -> bool:
         """True if the language reads a name as an operator's, without a diagnostic."""
