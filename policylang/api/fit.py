@@ -5,22 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve, frozen
 from torch import nn
 
 from policylang.api.apply import TracedStep, trace_step
-from policylang.api.tune import device_in_policy, loaded, needing_the_solver, read_or_raise, tuned_policy
+from policylang.api.tune import tuned_policy, variants_of
 from policylang.errors import PolicyError, PolicyGraphError, PolicyMatchError
 from policylang.graph.collect import collect
 from policylang.graph.facts import Facts
 from policylang.language.devices.profile import DeviceProfile
 from policylang.language.diagnostics import Diagnostic
 from policylang.language.shown import format_quantity
-from policylang.planning.capabilities import PathName, capabilities_for
-from policylang.simulation.node_times import lacking, node_times
+from policylang.planning.capabilities import PathName
 from policylang.tracing.configured import SIZES, Parts, StepSizes, built, read_configuration, sharded
 from policylang.tracing.repeated_layers import (
     Calls,
@@ -37,7 +35,7 @@ from policylang.tracing.repeated_layers import (
 from policylang.tracing.step import problem
 from policylang.tracing.target_device import TargetDevice, target_device
 from policylang.tuning import budgets
-from policylang.tuning.evaluation import Allowed, Besides, Budget, Infeasible, Tuned
+from policylang.tuning.evaluation import Allowed, Budget, Infeasible, Tuned
 from policylang.tuning.tuned_policy import TunedPolicy
 
 if TYPE_CHECKING:
@@ -75,22 +73,18 @@ class Cluster:
         assert found is not None
         return found
 
-    def variants(self, facts: Facts, peak: int, progress: Progress) -> Variants:
-        """The policies for a step on one rank. Raises ``PolicyError`` where the device or the solver is lacking."""
-        with needing_the_solver():
-            from policylang.tuning.variants import Variants
-        facts = loaded(facts, self.balance)
-        times = node_times(facts, self.device)
-        if missing := lacking(times):
-            raise PolicyMatchError([missing])
-        besides = Besides(
-            optimizer=read_or_raise(budgets.read_optimizer(self.optimizer, facts)),
-            reserve=read_or_raise(budgets.read_reserve(self.reserve)),
-        )
-        able, named = capabilities_for(facts.kind, self.path), device_in_policy(self.device, self.named, Path())
-        line = f"device {named}\n" if named else ""
-        budget = Budget("peak", peak)
-        return Variants(facts, times, able, budget, besides, Allowed(), device_line=line, progress=progress)
+    def given(self, peak: int) -> dict[str, Any]:
+        """What :func:`variants_of` and :func:`tuned_policy` are given beside a graph."""
+        return {
+            "device": self.device,
+            "budget": Budget("peak", peak),
+            "optimizer": self.optimizer,
+            "reserve": self.reserve,
+            "named": self.named,
+            "also": Allowed(),
+            "balance": self.balance,
+            "path": self.path,
+        }
 
 
 @frozen
@@ -183,40 +177,29 @@ def fit(
     """
     traced = _Traced(subject, cluster.target, cluster.path, progress)
     facts = traced.at(sizes)
-    variants = cluster.variants(facts, cluster.peak, progress)
+    variants = variants_of(facts, **cluster.given(cluster.peak), progress=progress)
     policy, answer = None, Answer("as asked", sizes, cluster.peak)
     try:
-        policy = tuned_policy(
-            facts,
-            graph,
-            cluster.device,
-            variants.budget,
-            optimizer=cluster.optimizer,
-            reserve=cluster.reserve,
-            named=cluster.named,
-            also=variants.allowed,
-            balance=cluster.balance,
-            path=cluster.path,
-            table=False,
-            variants=variants,
-        )
+        policy = tuned_policy(facts, graph, **cluster.given(cluster.peak), table=False, variants=variants)
         answer = evolve(answer, tuned=policy.tuned)
     except PolicyMatchError as error:
         nearest = variants.figures_at(cluster.peak)
         answer = evolve(answer, nearest=nearest if isinstance(nearest, Infeasible) else None, refused=error.diagnostics)
 
+    def at(sizes: StepSizes, limit: int) -> Variants:
+        return variants_of(traced.near(sizes), **cluster.given(limit), progress=progress)
+
     def near(label: str, other: StepSizes, limit: int) -> Answer:
         progress(f"trying {label}")
         answer, doubled = Answer(label, other, limit), other
         try:
-            own = variants if other == sizes else cluster.variants(traced.near(other), limit, progress)
-            found = own.figures_at(limit)
+            found = (variants if other == sizes else at(other, limit)).figures_at(limit)
             if isinstance(found, Tuned):
                 return evolve(answer, tuned=found)
             answer = evolve(answer, nearest=found)
             for _ in range(_MOST_DOUBLINGS if traced.shards else 0):
                 doubled = _times(doubled, 2)
-                if cluster.variants(traced.near(doubled), limit, progress).fits_at_all():
+                if at(doubled, limit).fits_at_all():
                     return evolve(answer, ranks=doubled.ranks)
         except PolicyError as error:
             return evolve(answer, refused=error.diagnostics)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -146,31 +145,27 @@ def tuned_policy(
     the policy's folder, ``variants`` what there is to choose among, if that is known. Without a budget the trade-off is
     computed: there is no text then, and the fastest candidate is chosen.
     """
-    besides = Besides(
-        optimizer=read_or_raise(budgets.read_optimizer(optimizer, facts)),
-        reserve=read_or_raise(budgets.read_reserve(reserve)),
-    )
-    capabilities = capabilities_for(facts.kind, path)
-    identity, load = fingerprint(facts), _stated_load(balance)
-    facts = loaded(facts, balance)
+    identity, load, capabilities = fingerprint(facts), _stated_load(balance), capabilities_for(facts.kind, path)
     called = f"`{graph}`" if graph else "the graph"
-    times = node_times(facts, device)
     if pipeline is not None:
         pipeline = _suited(pipeline, budget, also, table=table)
-    problem = (
-        budgets.unsuitable(facts, called)
-        or budgets.decides_nothing(capabilities)
-        or (budgets.no_copies(capabilities) if also.offload else None)
-        or lacking(times, copies=also.offload)
-    )
-    if problem is not None:
+    problem = budgets.unsuitable(facts, called) or budgets.decides_nothing(capabilities)
+    if problem := problem or (budgets.no_copies(capabilities) if also.offload else None):
         raise (PolicyGraphError if problem.code == budgets.UNSUITABLE else PolicyMatchError)([problem])
-    with needing_the_solver():
-        from policylang.tuning.stages import StageTuner
-        from policylang.tuning.variants import Variants
-    within = Budget("peak", inf) if budget is None else budget
-    device_named = device_in_policy(device, named, folder)
-    line = f"device {device_named}\n" if device_named else ""
+    variants = variants or variants_of(
+        facts,
+        device,
+        Budget("peak", inf) if budget is None else budget,
+        optimizer=optimizer,
+        reserve=reserve,
+        named=named,
+        folder=folder,
+        also=also,
+        balance=balance,
+        path=path,
+        progress=progress,
+    )
+    facts, times, besides = variants.facts, variants.times, variants.besides
     loads = [*loads_untold(load, facts)]
     if load is None and (by_data := counted_by_data(facts, facts.forward)):
         message, help = f"the peak counts {by_data}", "state a load: `--balance 'up to 2.0'`, or `balance=`"
@@ -182,7 +177,7 @@ def tuned_policy(
         nodes=len(facts),
         fingerprint=identity,
         device=times.device.name,
-        device_named=device_named,
+        device_named=device_in_policy(device, named, folder),
         optimizer=state if state in budgets.STATES else "",
         path=path or "",
         balance="" if load is None else load.span.text,
@@ -190,10 +185,11 @@ def tuned_policy(
     )
     found: Tuned | Infeasible | Diagnostic
     if pipeline is None:
-        able = facts, times, capabilities, within, besides, also
-        found = (variants or Variants(*able, device_line=line, progress=progress)).best(table=table)
+        found = variants.best(table=table)
     else:
-        how = facts, times, capabilities, pipeline, within, besides, also
+        from policylang.tuning.stages import StageTuner
+
+        how = facts, times, capabilities, pipeline, variants.budget, besides, also
         found = StageTuner(*how, shared=bool(subject.optimizer), progress=progress).best()
     if isinstance(found, Infeasible):
         found = budgets.infeasible(found, facts, times, capabilities)
@@ -217,14 +213,36 @@ def tuned_policy(
     return TunedPolicy(text, found, subject, tuple(filter(None, notes)))
 
 
-@contextmanager
-def needing_the_solver() -> Iterator[None]:
-    """Around imports of what tunes. Raises ``PolicyError`` where the extra is not installed."""
+def variants_of(
+    facts: Facts,
+    device: DeviceProfile,
+    budget: Budget,
+    *,
+    optimizer: budgets.Size | None,
+    reserve: budgets.Share,
+    named: str | None,
+    folder: Path = Path(),
+    also: Allowed,
+    balance: str | None,
+    path: PathName | None,
+    progress: Callable[[str], None] | None,
+) -> Variants:
+    """What there is to choose among: see :func:`tuned_policy`, which raises the same."""
+    state, share = budgets.read_optimizer(optimizer, facts), budgets.read_reserve(reserve)
+    besides = Besides(read_or_raise(state), read_or_raise(share))
+    load = _stated_load(balance)
+    facts = facts if load is None else under_load(facts, load.factor, load.is_limit)
+    times = node_times(facts, device)
+    if missing := lacking(times, copies=also.offload):
+        raise PolicyMatchError([missing])
     try:
-        yield
+        from policylang.tuning.variants import Variants
     except ImportError as error:  # nothing but tuning needs it
         message = f"tuning a policy needs extra packages, and `{error.name}` is not installed"
         raise PolicyError([diagnose(NO_SOLVER, message, help=f"install it with `pip install {error.name}`")]) from None
+    able, named = capabilities_for(facts.kind, path), device_in_policy(device, named, folder)
+    line = f"device {named}\n" if named else ""
+    return Variants(facts, times, able, budget, besides, also, device_line=line, progress=progress)
 
 
 def _stated_load(balance: str | None) -> Balance | None:
@@ -234,12 +252,6 @@ def _stated_load(balance: str | None) -> Balance | None:
         return parse(f"balance {balance}\nundecided -> save\n", name="--balance").balance
     except PolicyError as error:
         raise PolicyMeaningError(error.diagnostics) from None
-
-
-def loaded(facts: Facts, balance: str | None) -> Facts:
-    """The facts under a stated load. Raises ``PolicyMeaningError`` for one that is none."""
-    load = _stated_load(balance)
-    return facts if load is None else under_load(facts, load.factor, load.is_limit)
 
 
 def _counts(found: Tuned, facts: Facts, times: NodeTimes, capabilities: Capabilities) -> bool:

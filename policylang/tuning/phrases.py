@@ -319,7 +319,7 @@ class Vocabulary:
             yield Phrase(EVERYTHING, bits(classes.crossing), 1.1, predicate="crosses block")
         for each in _GROUPS:
             numbers = self.of_selector(each)
-            yield from self._narrowed(each, numbers, 1.0)
+            yield from self._narrowed(each, numbers)
             if each not in _SWEEPING:
                 yield from self._by_own_module(each, numbers)
         rows = [row for each in self.of_selector("all_gather") for row in classes.rows[each]]
@@ -335,23 +335,23 @@ class Vocabulary:
         for name, numbers in by_name.items():
             full = ".".join(classes.all[numbers[0]].target.split(".")[:2])
             subject = name if self._is_clean(name) else full
-            yield from self._narrowed(subject, numbers, 1.0)
+            yield from self._narrowed(subject, numbers)
             yield from self._by_own_module(subject, numbers)
 
-    def _narrowed(self, subject: str, numbers: Sequence[int], cost: float) -> Iterator[Phrase]:
+    def _narrowed(self, subject: str, numbers: Sequence[int]) -> Iterator[Phrase]:
         """By module and by position."""
         if not numbers:
             return
-        yield Phrase(subject, bits(numbers), cost)
+        yield Phrase(subject, bits(numbers), 1.0)
         counted = subject not in _SWEEPING
         paths = self._paths(numbers)
         for path in paths:
             within = [number for number in numbers if self._is_in(number, path)]
-            yield Phrase(subject, bits(within), cost + 0.3, module=path)
+            yield Phrase(subject, bits(within), 1.3, module=path)
             if counted:
-                yield from self._positions(subject, within, cost + 0.3, path)
+                yield from self._positions(subject, within, 1.3, path)
         if counted:
-            yield from self._positions(subject, numbers, cost, "")
+            yield from self._positions(subject, numbers, 1.0, "")
 
     def _positions(self, subject: str, numbers: Sequence[int], cost: float, path: str) -> Iterator[Phrase]:
         """The positions by which every block means the same classes."""
