@@ -7,13 +7,15 @@ follow another pattern get separate exceptions, or a separate ground rule if tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from heapq import heapify, heapreplace
-from itertools import groupby
+from itertools import combinations, groupby
+from operator import or_
 
 from attrs import evolve, frozen
 
-from policylang.tuning.phrases import EVERYTHING, Option, Phrase, Vocabulary
+from policylang.tuning.phrases import EVERYTHING, Option, Phrase, Vocabulary, bits
 
 MOST_STATEMENTS = 16
 _MOST_LISTED = 5
@@ -55,8 +57,7 @@ class Script:
 
     @property
     def cost(self) -> float:
-        count = len(self.ground) + bool(self.rest) + sum(len(group.phrases) for group in self.groups)
-        return count + 0.3 * sum(phrase.cost for group in self.groups for phrase in group.phrases)
+        return len(self.ground) + bool(self.rest) + _length(self.groups)
 
     def text(self, head: str, *, override: bool) -> str | None:
         """The policy's text after ``head``, a statement or none; None where it takes more than 16 statements."""
@@ -87,15 +88,11 @@ def scripts(
     """The possible texts, the shortest first. ``base``: the pattern of all blocks outside the zones; ``around``: the
     pattern outside of blocks. ``undecided``: True if values without a rule may be the ground that is saved, so that
     views follow what is offloaded."""
-    found = []
     offloads = any(Option.OFFLOAD in pattern for pattern in (base, around, *(zone.pattern for zone in zones)))
     grounds = [_BLOCKS_AGAIN] if inside.numbers else []
     grounds += [_ALL_AGAIN, _ALL_SAVED, *([_SAVED_UNLESS_SAID] if undecided and offloads else [])]
-    for ground in grounds:
-        made = _script(inside, outside, base, zones, around, ground)
-        if made is not None:
-            found.append(made)
-    return sorted(found, key=lambda script: (script.cost, str(script.ground)))
+    found = (_script(inside, outside, base, zones, around, ground) for ground in grounds)
+    return sorted(filter(None, found), key=lambda script: (script.cost, str(script.ground)))
 
 
 @frozen
@@ -154,20 +151,18 @@ def _settle(
     """Add the groups that turn the outcomes so far into the wanted ones; False if no phrase distinguishes them."""
     for action in (Option.RECOMPUTE, Option.SAVE, Option.OFFLOAD):
         asking = (n for n in vocabulary.numbers if _asks_for(pattern[n], action))
-        must = sum(1 << n for n in asking if not _is_so(pattern[n], effect[n]))
+        must = bits(n for n in asking if not _is_so(pattern[n], effect[n]))
         if not must:
             continue
-        never = sum(1 << n for n in vocabulary.numbers if not _allows(pattern[n], action))
+        never = bits(n for n in vocabulary.numbers if not _allows(pattern[n], action))
         if action is Option.OFFLOAD:  # a view of a saved value would be saved
-            never |= vocabulary.views & sum(1 << n for n in vocabulary.numbers if pattern[n] == Option.EITHER)
+            never |= vocabulary.views & bits(n for n in vocabulary.numbers if pattern[n] == Option.EITHER)
         phrases = _cover(vocabulary.phrases, must, never)
         if phrases is None:
             return False
         groups.append(RuleGroup(action, place, vocabulary.inside, phrases))
-        for phrase in phrases:
-            for number in vocabulary.numbers:
-                if phrase.mask >> number & 1:
-                    effect[number] = int(action)
+        taken = _union(phrases)
+        effect.update(dict.fromkeys((n for n in vocabulary.numbers if taken >> n & 1), int(action)))
     return True
 
 
@@ -211,12 +206,13 @@ def _cover(phrases: Sequence[Phrase], must: int, never: int) -> tuple[Phrase, ..
         chosen.append(best)
         left &= ~best.mask
     for phrase in sorted(chosen, key=lambda phrase: -phrase.cost):
-        others = 0
-        for other in chosen:
-            others |= 0 if other is phrase else other.mask
-        if not must & ~others:
+        if not must & ~_union(other for other in chosen if other is not phrase):
             chosen.remove(phrase)
     return _with_braces(chosen)
+
+
+def _union(phrases: Iterable[Phrase]) -> int:
+    return reduce(or_, (phrase.mask for phrase in phrases), 0)
 
 
 def _with_braces(phrases: Sequence[Phrase]) -> tuple[Phrase, ...]:
@@ -232,11 +228,8 @@ def _with_braces(phrases: Sequence[Phrase]) -> tuple[Phrase, ...]:
         group = list(each)
         if len(group) > 1 and group[0].module and not group[0].predicate:
             children = ",".join(phrase.module.rpartition(".")[2] for phrase in group)
-            mask = 0
-            for phrase in group:
-                mask |= phrase.mask
             module = f"{parent}.{{{children}}}" if parent else f"{{{children}}}"
-            made.append(evolve(group[0], mask=mask, module=module, cost=group[0].cost + 0.2))
+            made.append(evolve(group[0], mask=_union(group), module=module, cost=group[0].cost + 0.2))
         else:
             made += group
     return tuple(sorted(made, key=lambda phrase: (phrase.cost, phrase.subject, phrase.module, phrase.position)))
@@ -248,22 +241,17 @@ def _length(groups: Sequence[RuleGroup]) -> float:
 
 def _join_two(groups: Sequence[RuleGroup], lists: list[list[list[Phrase]]]) -> bool:
     """Join two statements with one action and one place: those that make the shortest line."""
-    best: tuple[int, int, int, int] | None = None
+    ways = []
     for at, (group, each) in enumerate(zip(groups, lists, strict=True)):
-        for left in range(len(each)):
-            for right in range(left + 1, len(each)):
-                joined = each[left] + each[right]
-                alike = len({phrase.stages for phrase in joined}) == 1 and all(phrase.is_plain for phrase in joined)
-                if len(joined) > _MOST_LISTED or not alike:
-                    continue
-                length = len(_listed(joined, group))
-                if length <= _LONGEST and (best is None or (length, at, left, right) < best):
-                    best = length, at, left, right
-    if best is None:
-        return False
-    _, at, left, right = best
-    lists[at][left] += lists[at].pop(right)
-    return True
+        for left, right in combinations(range(len(each)), 2):
+            joined = each[left] + each[right]
+            alike = len({phrase.stages for phrase in joined}) == 1 and all(phrase.is_plain for phrase in joined)
+            if len(joined) <= _MOST_LISTED and alike and (length := len(_listed(joined, group))) <= _LONGEST:
+                ways.append((length, at, left, right))
+    if ways:
+        _, at, left, right = min(ways)
+        lists[at][left] += lists[at].pop(right)
+    return bool(ways)
 
 
 def _listed(phrases: Sequence[Phrase], group: RuleGroup) -> str:
