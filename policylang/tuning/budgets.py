@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 
 from policylang.graph.blocks import blocks_of
@@ -145,19 +145,14 @@ def trained_bytes(facts: Facts) -> int:
 
 
 def _bytes(given: Size, what: str, code: str, help: str) -> float | Diagnostic:
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
-        return diagnose(code, f"the {what} is a size, and not {_quoted(given)}", help=help)
-    if not isinstance(given, str):
-        return given if isfinite(given) else diagnose(code, f"the {what} of {_quoted(given)} is no number", help=help)
-    found = _AMOUNT.fullmatch(given)
-    if found is None or not isfinite(number := float(found[1])):
-        return diagnose(code, f"the {what} of {_quoted(given)} is no size", help=help)
-    unit = found[2]
-    if not unit and number:
-        return diagnose(code, f"the {what} of {_quoted(given)} has no unit", help=f"did you mean `{found[1]} GiB`?")
+    if isinstance(read := _amount(given, what, code, "size", help), Diagnostic):
+        return read
+    number, written, unit = read
+    if written and not unit and number:
+        return diagnose(code, f"the {what} of {_quoted(given)} has no unit", help=f"did you mean `{written} GiB`?")
     if unit and unit not in _BYTE_UNITS:
         near = did_you_mean(
-            f"{found[1]} {each}" for each in _BARE_UNITS.get(unit.upper(), ()) or nearest(unit, _BYTE_UNITS)
+            f"{written} {each}" for each in _BARE_UNITS.get(unit.upper(), ()) or nearest(unit, _BYTE_UNITS)
         )
         return diagnose(code, f"the {what} of {_quoted(given)} has no unit of bytes: `{unit}`", help=near or help)
     size = number * (UNITS[unit][0] if unit else 1)
@@ -166,25 +161,29 @@ def _bytes(given: Size, what: str, code: str, help: str) -> float | Diagnostic:
 
 def _share(given: Share, what: str, code: str) -> float | Diagnostic:
     help = "write a percentage: `5%`"
+    if isinstance(read := _amount(given, what, code, "percentage", help), Diagnostic):
+        return read
+    number, written, unit = read
+    if written and unit != "%":
+        fix = help if unit else f"did you mean `{written}%`?"
+        return diagnose(code, f"the {what} of {_quoted(given)} has no `%`", help=fix)
+    if not written and number > 1:
+        help = "write a fraction, such as 0.05, or a percentage: `5%`"
+        return diagnose(code, f"the {what} of {_quoted(given)} is more than all of it", help=help)
+    if number < 0:
+        return diagnose(code, f"the {what} of {_quoted(given)} is negative", help=help)
+    return number * 0.01 if written else number
+
+
+def _amount(given: object, what: str, code: str, kind: str, help: str) -> tuple[float, str, str] | Diagnostic:
+    """A number, and as a text has it, with its unit; these are empty where no text is given."""
     if isinstance(given, bool) or not isinstance(given, str | int | float):
-        return diagnose(code, f"the {what} is a share, and not {_quoted(given)}", help=help)
-    if isinstance(given, str):
-        found = _AMOUNT.fullmatch(given)
-        if found is None or not isfinite(number := float(found[1])):
-            return diagnose(code, f"the {what} of {_quoted(given)} is no percentage", help=help)
-        if found[2] != "%":
-            fix = f"did you mean `{found[1]}%`?" if not found[2] else help
-            return diagnose(code, f"the {what} of {_quoted(given)} has no `%`", help=fix)
-        share = number * 0.01
-    else:
-        share = float(given)
-        if share > 1:
-            help = "write a fraction, such as 0.05, or a percentage: `5%`"
-            return diagnose(code, f"the {what} of {_quoted(given)} is more than all of it", help=help)
-    if not share >= 0:
-        found_as = "negative" if share < 0 else "no number"
-        return diagnose(code, f"the {what} of {_quoted(given)} is {found_as}", help=help)
-    return share
+        return diagnose(code, f"the {what} is a {kind}, and not {_quoted(given)}", help=help)
+    found = _AMOUNT.fullmatch(str(given))
+    if found is None or not isfinite(number := float(found[1])):
+        none = f"no {kind}" if isinstance(given, str) else "no number"
+        return diagnose(code, f"the {what} of {_quoted(given)} is {none}", help=help)
+    return (number, found[1], found[2]) if isinstance(given, str) else (number, "", "")
 
 
 def _quoted(given: object) -> str:
@@ -311,17 +310,18 @@ def _too_high(found: Infeasible, under: Breakdown) -> Diagnostic:
 
 
 def _alive(at_peak: PeakValues) -> tuple[str, ...]:
-    by_what: dict[str, int] = {}
+    by_what = Counter[str]()
     for share in at_peak.shares:
-        by_what[share.what] = by_what.get(share.what, 0) + share.bytes
-    largest = sorted(by_what.items(), key=lambda each: (-each[1], each[0]))
-    lines = [f"  {format_quantity(size, 'bytes')} {_WORDS.get(what, what)}" for what, size in largest[:_MOST_SHARES]]
-    rest = sum(size for _, size in largest[_MOST_SHARES:])
-    return (
-        f"alive there, {format_quantity(at_peak.bytes, 'bytes')}:",
-        *lines,
-        *([f"  {format_quantity(rest, 'bytes')} more"] if rest else []),
-    )
+        by_what[_WORDS.get(share.what, share.what)] += share.bytes
+    return f"alive there, {format_quantity(at_peak.bytes, 'bytes')}:", *_largest(by_what.items(), _MOST_SHARES)
+
+
+def _largest(sized: Iterable[tuple[str, int]], most: int) -> Iterator[str]:
+    """What takes the most, a line each, and what the rest comes to."""
+    ranked = sorted(sized, key=lambda each: (-each[1], each[0]))
+    yield from (f"  {format_quantity(size, 'bytes')} {what}" for what, size in ranked[:most])
+    if rest := sum(size for _, size in ranked[most:]):
+        yield f"  {format_quantity(rest, 'bytes')} more"
 
 
 def _in_the_way(at_peak: PeakValues, resident: int, facts: Facts) -> tuple[str, ...]:
@@ -361,20 +361,14 @@ def _too_much_saved(found: Infeasible, under: Breakdown) -> Diagnostic:
         f"no policy saves as little as {format_quantity(limit, 'bytes')} for the backward: "
         f"the least is {beside(least, limit, 'bytes')}"
     )
-    kept = sorted(
+    kept = [
         (
-            (entry.bytes * group.times, entry, group)
-            for group in under.groups
-            for entry in group.entries
-            if entry.outcome.on_device and entry.bytes
-        ),
-        key=lambda each: -each[0],
-    )
-    lines = [
-        f"  {format_quantity(size, 'bytes')} {entry.operator}"
-        f"{f' of `{entry.module}`' if entry.module else ''} in {group.label}"
-        for size, entry, group in kept[:_MOST_SAVED]
+            f"{entry.operator}{f' of `{entry.module}`' if entry.module else ''} in {group.label}",
+            entry.bytes * group.times,
+        )
+        for group in under.groups
+        for entry in group.entries
+        if entry.outcome.on_device and entry.bytes
     ]
-    rest = sum(size for size, _, _ in kept[_MOST_SAVED:])
-    details = ("what stays:", *lines, *([f"  {format_quantity(rest, 'bytes')} more"] if rest else []))
+    details = ("what stays:", *_largest(kept, _MOST_SAVED))
     return diagnose(INFEASIBLE, message, help=f"the least that can be met is {rounded_up(least)}", details=details)
