@@ -18,12 +18,13 @@ from itertools import pairwise, takewhile
 from attrs import evolve, field, frozen
 
 from policylang.graph.blocks import OUTSIDE, BlockTable, Chains
-from policylang.graph.facts import Facts, Flag, forward_users
+from policylang.graph.facts import Facts, Flag
 from policylang.language.loader import parse_policy
 from policylang.language.operators import OperatorTable, prelude_group
 from policylang.language.selectors import nth
 from policylang.operators.names import DETACHES
 from policylang.planning.capabilities import Capabilities
+from policylang.planning.schedule import leaves_block
 from policylang.planning.selection.selectors import Selections
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -142,11 +143,7 @@ def value_classes(facts: Facts, blocks: BlockTable, capabilities: Capabilities, 
     for row in facts.forward:
         if owners[row] != row and not flags[row] & Flag.SYMBOLIC:
             of[row] = of[owners[row]]
-    handed_on = [
-        row
-        for row in facts.forward
-        if block_of[row] != OUTSIDE and any(block_of[user] != block_of[row] for user in forward_users(facts, row))
-    ]
+    handed_on = [row for row in facts.forward if block_of[row] != OUTSIDE and leaves_block(facts, row, block_of)]
     crossing = {of[row] for row in handed_on}
     count = Counter(of[row] for row in {owners[row] for row in handed_on})
     roots = facts.storage_roots

@@ -138,8 +138,9 @@ class StageTuner:
         offload, said = self.allowed.offload, self._say
         tuner = Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=said)
         patterns, alike = list[Pattern](), list[TunedStages]()
-        for number, pattern in enumerate(tuner.patterns, 1):
-            self._say(f"planning pattern {number} of {len(tuner.patterns)} in all stages")
+        found = tuner.candidates(self.budget).patterns
+        for number, pattern in enumerate(found, 1):
+            self._say(f"planning pattern {number} of {len(found)} in all stages")
             text = next(_texts(tuner, pattern, (), pattern), None)
             if text is not None and (made := self._exact(before + text)) is not None:
                 patterns.append(pattern)
@@ -155,9 +156,9 @@ class StageTuner:
             exact = (self._exact(before + text) for text in texts)
             if fitting := [each for each in exact if each is not None and self._fits(each)]:
                 shortest = min(fitting, key=lambda each: (each.step, each.rules.count("\n"), each.rules))
-                found = self._shorter(shortest)
-                if best is None or found.step < best.step:
-                    return evolve(found, alike=best)
+                made = self._shorter(shortest)
+                if best is None or made.step < best.step:
+                    return evolve(made, alike=best)
         return min(alike, key=self._most, default=None) if best is None else evolve(best, alike=best)
 
     def _exact(self, text: str) -> TunedStages | None:

@@ -123,11 +123,6 @@ class Tuner:
             )
         return self._choices[key]
 
-    @property
-    def patterns(self) -> Sequence[Pattern]:
-        """The patterns that blocks may follow for a peak."""
-        return self.candidates(Budget("peak", inf)).patterns
-
     def candidates(self, budget: Budget) -> Candidates:
         """The candidates for a budget: for a peak, blocks save their outputs; for bytes saved they need not."""
         by_peak = budget.figure != "saved"

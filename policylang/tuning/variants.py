@@ -19,10 +19,11 @@ from math import inf
 
 from attrs import evolve, frozen
 
-from policylang.graph.blocks import blocks_of
-from policylang.graph.facts import Facts, Flag, GraphKind, InputKind
+from policylang.graph.blocks import Chains, blocks_of
+from policylang.graph.facts import Facts, Flag, GraphKind
 from policylang.language.diagnostics import Severity
 from policylang.language.loader import parse_policy
+from policylang.operators.names import is_all_gather
 from policylang.planning.capabilities import Capabilities
 from policylang.planning.inspection.costly import costly_lines
 from policylang.simulation.node_times import NodeTimes, node_times, operator_name
@@ -357,14 +358,9 @@ class Variants:
 
 def weights_there(facts: Facts) -> Facts | None:
     """The facts with gathered weights as views of their parameters; None where none is gathered."""
-    flags = array("i", facts.flags)
-    for row in facts.forward:
-        if "all_gather" not in facts.targets[row]:
-            continue
-        chain = [row]
-        while len(facts.inputs[chain[-1]]) == 1:
-            chain.append(facts.inputs[chain[-1]][0])
-        if facts.input_kinds[chain[-1]] == InputKind.PARAMETER:
-            for each in chain[:-1]:
-                flags[each] = flags[each] & ~Flag.COLLECTIVE | Flag.VIEW
-    return None if flags == array("i", facts.flags) else evolve(facts, flags=flags)
+    chains, flags = Chains(facts), array("i", facts.flags)
+    own = chains.from_parameter_mask
+    gathers = [row for row in facts.forward if own[row] and is_all_gather(facts.targets[row])]
+    for row in {*gathers, *chains.before(gathers)}:
+        flags[row] = flags[row] & ~Flag.COLLECTIVE | Flag.VIEW
+    return evolve(facts, flags=flags) if gathers else None
