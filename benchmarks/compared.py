@@ -181,9 +181,13 @@ class _Counter(TorchDispatchMode):
     flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        shapes = [each.shape if isinstance(each, Tensor) else () for each in args]
-        self.flops += _flops(func.name().partition(".")[0], shapes)
+        self.flops += operator_flops(func, args)
         return func(*args, **kwargs or {})
+
+
+def operator_flops(func: Any, args: Sequence[Any]) -> int:
+    shapes = [each.shape if isinstance(each, Tensor) else () for each in args]
+    return _flops(func.name().partition(".")[0], shapes)
 
 
 def _flops(name: str, shapes: Sequence[Sequence[int]]) -> int:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -17,9 +17,11 @@ import torch._functorch.config as functorch_config
 from attrs import evolve
 from functorch.compile import min_cut_rematerialization_partition
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import policylang
-from benchmarks import compared, gpu, lsp, scale, schedule, schedule_peers, tune, tuned_steps
+from benchmarks import budgets, compared, gpu, lsp, scale, schedule, schedule_peers, tune, tuned_steps
 from benchmarks.allocations import step_allocations
 from benchmarks.graphs import JointGraph, llama_joint
 from benchmarks.schedule_graphs import process_groups, synthetic_half
@@ -99,6 +101,52 @@ def test_the_results_are_those_of_a_run() -> None:
             assert find_spec("torch_remat") is None or find_spec("torchtitan") is None
             continue
         assert {key: again[key] for key in COUNTED} == pytest.approx({key: row[key] for key in COUNTED}, rel=1e-3)
+
+
+BUDGETS = json.loads((Path(compared.__file__).parent / "results" / "budgets.json").read_text(encoding="utf-8"))["rows"]
+
+
+def test_a_tuned_policy_takes_what_is_simulated_and_no_more_than_asked() -> None:
+    rows = [row for row in BUDGETS if "policylang's peak MiB" in row]
+    assert {row["contender"] for row in rows} == set(budgets.PATHS)
+    for row in rows:
+        simulated, peak = row["policylang's simulated MiB"], row["policylang's peak MiB"]
+        assert simulated <= row["policylang's asked MiB"]
+        assert peak == pytest.approx(simulated, rel=0.001)
+        assert row["policylang's gradients"] <= (0.0 if row["policylang's path"] == compared.EAGER else 1e-6)
+
+
+def test_each_operator_of_a_module_gets_its_own_decision_of_sac_milp() -> None:
+    """Of two of a kind the second is kept."""
+    ran: list[str] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ran.append(func._overloadpacket.__name__)
+            return func(*args, **kwargs or {})
+
+    def run(names: list[str]) -> None:
+        context_fn = partial(budgets.contexts, names, [0, 1, 0])
+        x = torch.ones(4, requires_grad=True)
+        y = checkpoint(lambda x: x.sin().sin().exp(), x, use_reentrant=False, context_fn=context_fn, early_stop=False)
+        ran.clear()
+        with Seen():
+            y.sum().backward()
+
+    run(["sin", "sin", "exp"])
+    assert (ran.count("sin"), ran.count("exp")) == (1, 1)
+    with pytest.raises(AssertionError, match="the statistics have cos where"):
+        run(["sin", "cos", "exp"])
+
+
+@pinned
+@pytest.mark.slow
+@pytest.mark.skipif(not all(map(find_spec, budgets.NEEDS)), reason="sac_milp is not installed")
+def test_budgets_are_what_the_results_say() -> None:
+    recorded = [row for row in BUDGETS if row["model"] == "llama"]
+    for row, again in zip(recorded, budgets.measure("llama"), strict=True):
+        counted = {key for key in row if "gradients" not in key}
+        assert {key: again[key] for key in counted} == pytest.approx({key: row[key] for key in counted}, rel=1e-3)
 
 
 REFERENCE = load_device(schedule.REFERENCE)

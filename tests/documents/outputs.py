@@ -482,6 +482,32 @@ def compared(which: str) -> str:
     return markdown(columns, [row for row in results("compared")["rows"] if row["how"] == which])
 
 
+def budgets(which: str) -> str:
+    def asked(row: Row) -> str:
+        amount = number("asked", 1, " MiB")(row) if row["contender"] == "sac_milp" else f"{row['asked']:g}"
+        return f"`{row['contender']}` {amount}"
+
+    def simulated(row: Row) -> str:
+        at_least = f"none fits; the least is {number(f'{ours} least MiB', 1, ' MiB')(row)}"
+        return number(f"{ours} simulated MiB", 1, " MiB")(row) or at_least
+
+    ours, taken = "policylang's", ("peak MiB", "FLOPs / plain", "simulated MiB")
+    empty = dict.fromkeys([*taken, *(f"{ours} {key}" for key in taken)])
+    columns: list[Column] = [("model", text("model")), ("PyTorch is asked for", asked)]
+    columns += [
+        ("it predicts", number("predicted MiB", 1, " MiB")),
+        ("it takes", lambda row: number("peak MiB", 1, " MiB")(row) or "none fits"),
+        ("FLOPs", number("FLOPs / plain", 3)),
+        ("a policy is tuned", text(f"{ours} path")),
+        ("for", number(f"{ours} asked MiB", 1, " MiB")),
+        ("simulated", simulated),
+        ("takes", lambda row: number(f"{ours} peak MiB", 1, " MiB")(row) or row.get(f"{ours} error", "")[6:12]),
+        ("FLOPs", number(f"{ours} FLOPs / plain", 3)),
+    ]
+    rows = [row for row in results("budgets")["rows"] if row["asked"] != 1]  # the reference of the others
+    return markdown(columns, [{**empty, **row} for row in rows])
+
+
 def predicted_times(which: str) -> str:
     columns: list[Column] = [("model", text("model")), ("path", text("path")), ("policy", text("policy"))]
     columns += [("step, of one without", number("ratio", 3, "×")), ("predicted", number("predicted ratio", 3, "×"))]
@@ -578,7 +604,7 @@ def scale(which: str) -> str:
 _TABLES: dict[str, Callable[[str], str]] = {
     "plan-cost": plan_cost, "training-step": training_step, "eager": eager, "many-ranks": many_ranks,
     "compared": compared, "predicted-times": predicted_times, "tuning": tuning, "schedule": schedule,
-    "schedule-on-ranks": schedule_on_ranks, "stages": stages, "scale": scale,
+    "schedule-on-ranks": schedule_on_ranks, "stages": stages, "scale": scale, "budgets": budgets,
 }  # fmt: skip
 
 
