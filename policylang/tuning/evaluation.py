@@ -184,8 +184,9 @@ class Evaluation:
         self._simulated: dict[bytes, Candidate] = {}
         """By digest of their schedule."""
         self._asked: dict[str, None] = {}
-        self._planned = lru_cache(2)(self._plan)
-        """What was evaluated last is mostly looked at again."""
+        self._planned = lru_cache(8 if ordered else 2)(self._plan)
+        """What was evaluated last is mostly looked at again; of texts with an order, whose plans take long, the best
+        is."""
 
     def afresh(self, asked: Iterable[str] = ()) -> None:
         """Count as evaluated these texts and what is asked for from here on: nothing else decides."""
