@@ -55,6 +55,11 @@ class StageFigures:
     step_seconds: float | None
     """Its rank's time for this stage, all microbatches together."""
 
+    def blocks_text(self, dash: str) -> str:
+        """The first and the last, or ``none``."""
+        first, end = self.blocks
+        return f"{first}{dash}{end - 1}" if end > first else "none"
+
 
 @frozen(eq=False)
 class PipelineFigures:

@@ -279,7 +279,7 @@ def pipeline_text(said: Pipeline | None, figures: PipelineFigures | None) -> str
     timed = figures.step_seconds is not None
     rows = [("stage", "rank", "blocks", "in flight", "saved", "peak", *("recomputed time", "busy")[: 2 * timed])]
     for each in figures.stages:
-        numbers = f"{each.stage}", f"{each.rank}", f"{each.blocks[0]}–{each.blocks[1] - 1}", f"{each.in_flight}"
+        numbers = f"{each.stage}", f"{each.rank}", each.blocks_text("–"), f"{each.in_flight}"
         times = (each.recomputed_seconds, each.step_seconds) if timed else ()
         seconds = (shown.format_quantity(time or 0.0, "seconds") for time in times)
         rows.append((*numbers, bytes_text(each.saved), bytes_text(each.peak), *seconds))

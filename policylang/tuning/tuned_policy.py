@@ -183,7 +183,7 @@ def _staged_text(found: TunedStages, tuned: Tuned, subject: TuningSubject) -> st
     for each in found.figures.stages:
         sizes = (format_quantity(size, "bytes") for size in (each.saved, each.peak))
         again = format_quantity(each.recomputed_seconds or 0.0, "seconds")
-        rows.append((f"{each.stage}", f"{each.blocks[0]}-{each.blocks[1] - 1}", f"{each.in_flight}", *sizes, again))
+        rows.append((f"{each.stage}", each.blocks_text("-"), f"{each.in_flight}", *sizes, again))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     besides = besides_words(tuned.besides, subject.optimizer)

@@ -301,7 +301,9 @@ def test_stages_without_blocks_are_planned_and_other_stages_refused(parts, tmp_p
         assert message in said.out + said.err
     tune = ["tune", "--graph", model, "--no-project", "--peak", "1 GiB", "--device", "h100-sxm", "--schedule", "1f1b"]
     assert main([*tune, "--microbatches", "4", "--stages", "3"]) == 0
-    assert "schedule 1f1b into 3 stages" in capsys.readouterr().out
+    written = capsys.readouterr().out
+    assert "schedule 1f1b into 3 stages" in written
+    assert "#       1    none " in written
 
 
 def test_stages_that_do_not_fit_together_are_refused(parts: dict[str, Facts], tmp_path: Path) -> None:
