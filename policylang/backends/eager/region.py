@@ -68,10 +68,10 @@ def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: di
     strided layout, before torch's checkpoint gets them."""
     if traced_for_others() or any(isinstance(each, fx.Proxy) for each in (*args, *kwargs.values())):
         return True
-    name = problems.block(module, root)
-    check_given(name, args, kwargs)
+    check_given(module, root, args, kwargs)
     if not eager.transformed():
         return False
+    name = problems.block(module, root)
     if eager.differentiated_by_transform():
         raise problems.DIFFERENTIATED.error(name=name)
     if torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters()):
@@ -79,10 +79,10 @@ def stands_aside(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: di
     return True
 
 
-def check_given(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_given(module: nn.Module, root: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raises ``PolicyGraphError`` for nested tensors of strided layout."""
     if any(each.is_nested and each.layout is torch.strided for each in tensors_in((args, kwargs))):
-        raise problems.NESTED_GIVEN.error(name=name)
+        raise problems.NESTED_GIVEN.error(name=problems.block(module, root))
 
 
 def carries_policies(module: nn.Module) -> bool:
@@ -184,7 +184,7 @@ class CheckpointRegion:
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RunningBlock:
         """A call of the block: the first of its kind is observed, the others follow what was planned then."""
-        check_given(self._named(module), args, kwargs)
+        check_given(module, self.root, args, kwargs)
         modules = list(module.modules())
         key = call_key(modules, args, kwargs)
         kept = self.kept.get(key)
