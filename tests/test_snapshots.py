@@ -31,6 +31,7 @@ def trained(backend):
     return model
 
 
+@pytest.mark.slow
 def test_a_compiled_model_and_its_backend(tmp_path):
     backend = policylang.backend(POLICY, inner="aot_eager")
     model = trained(backend)

@@ -247,8 +247,8 @@ def trace_step(
 
     ``path="eager"`` traces what the model runs in eager on this batch, to plan checkpoints: elsewhere a model is told
     that it is compiled (``torch.compiler.is_compiling()``), and may do something else, and may not ask tensors for
-    values. Here it may ask for what follows from integers and booleans of the batch and of buffers. Such a step is not
-    run: another batch may take another branch.
+    values. Here it may ask for what follows from integers and booleans of the batch and of buffers, and what it writes
+    in place the graph does. Such a step is not run: another batch may take another branch.
 
     Raises ``PolicyGraphError`` if the loss is not a scalar, nothing requires a gradient, the step cannot be traced on
     this device, or the optimizer has no state or other parameters.

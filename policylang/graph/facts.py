@@ -511,6 +511,20 @@ class Facts:
         return index
 
     @cached_property
+    def by_functional_form(self) -> dict[str, list[int]]:
+        """What a functional graph has (``aten.relu.default``) to the forward nodes that compute it in place (``relu_``)
+        within memory of the forward's own: not a counter, which a functional graph writes at its end."""
+        index: dict[str, list[int]] = {}
+        own = Flag.WRITES | Flag.REPEATABLE
+        for target, rows in self.by_target.items():
+            namespace, _, rest = target.partition(".")
+            name, _, overload = rest.partition(".")
+            if name.endswith("_") and not name.endswith("__"):
+                written = [row for row in rows if self.flags[row] & own == own]
+                index |= {f"{namespace}.{name[:-1]}.{overload}": written} if written else {}
+        return index
+
+    @cached_property
     def followers(self) -> dict[int, list[int]]:
         """Producer to the nodes that share its decision, itself left out."""
         result: dict[int, list[int]] = {}

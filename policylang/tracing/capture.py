@@ -1,5 +1,5 @@
-"""Traces forward, loss and gradients of a step into one flat graph without mutations, and marks its nodes meanwhile:
-backward regions, module paths, the user's checkpoints as tags.
+"""Traces forward, loss and gradients of a step into one flat graph, and marks its nodes meanwhile: backward regions,
+module paths, the user's checkpoints as tags. It is functional; one for eager writes in place what the model does.
 
 Traced as it is, a ``torch.utils.checkpoint`` region would be recomputed in the trace itself, where no policy could
 reach it, or (with a policy of its own, ``context_fn``) leave its tag on every node that follows, backward included.
@@ -37,6 +37,9 @@ from policylang.tracing.target_device import UNKNOWN_DEVICE, TargetDevice, atten
 
 REGION = "policylang_region"
 """``custom`` key while tracing: the number of the engine call, from 0, that a node was made in."""
+
+WRITTEN_BY = "policylang_written_by"
+"""``custom`` key while tracing: the operator, of those that write in place, for which a node was made."""
 
 _MOST_ELEMENTS = 2**22
 """The largest tensor whose value is computed beside a trace."""
@@ -311,6 +314,8 @@ def capture(
     inputs = _inputs(state, len(given), optimizer_state, layouts)
     finish(gm, inputs)
     step.check_writes(gm.graph, plain, traced.mutated, traced.outgrown, state.buffers)
+    if as_eager:
+        _in_place(gm)
     mutated = dict.fromkeys(inputs[position][1] for position in traced.mutated)
     unrepeated = (*traced.substitution.changed, *(name for _, name in traced.outgrown))
     outputs, gradients = tuple(traced.outputs), tuple(traced.gradients)
@@ -352,6 +357,35 @@ def _trace(
         return make_fx(run)(*fakes)
 
 
+def _in_place(gm: fx.GraphModule) -> None:
+    """Calls what eager calls: operators that write in place where the model does, in memory that is written as a whole,
+    and ``native_batch_norm``. What they write to an input, the graph does not write again at its end."""
+    native, functional = torch.ops.aten.native_batch_norm.default, torch.ops.aten._native_batch_norm_legit_functional
+    for node in gm.graph.nodes:
+        written_by = custom(node.meta).get(WRITTEN_BY)
+        if written_by is not None:
+            node.meta["custom"] = {key: value for key, value in node.meta["custom"].items() if key != WRITTEN_BY}
+        if node.target is functional.default:
+            node.target = native
+            statistics = {3: node.args[3], 4: node.args[4]}
+            for user in [user for user in node.users if user.args[1] in statistics]:
+                user.replace_all_uses_with(statistics[user.args[1]])
+                gm.graph.erase_node(user)
+        elif isinstance(node.target, OpOverload) and written_by is not None:
+            is_form = f"{schema_of(node.target).name}_" == schema_of(written_by).name
+            is_part = any(str(user.target).endswith("_scatter.default") for user in node.users)
+            if is_form and not is_part and custom(node.meta).get(PHASE) != EPILOGUE:  # optimizers have other kernels
+                node.target = written_by
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        given, value = node.args[:2]
+        while isinstance(value.target, OpOverload) and schema_of(value.target).is_mutable:
+            value = value.args[0]
+        if value is given:
+            node.replace_all_uses_with(given)
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
 class _KnownValues(DispatchMode):
     """Under it, ``item()`` of a tensor whose value is known gives it, so that a trace takes the branch of eager:
     Transformers makes no causal mask where no position says that a batch is packed. Small tensors are known that follow
@@ -381,13 +415,15 @@ class _KnownValues(DispatchMode):
         is_known = is_known and not any(isinstance(each, torch.SymInt) for each in leaves)
         if is_known and func is torch.ops.aten._local_scalar_dense.default:
             return values[id(args[0])].item()  # type: ignore[union-attr]
-        found = func(*args, **kwargs)
+        writes = isinstance(func, OpOverload) and schema_of(func).is_mutable
+        with traceback.annotate({WRITTEN_BY: func}) if writes else nullcontext():
+            found = func(*args, **kwargs)
         results = tracing.tree_leaves(found)
         if is_known and results and torch.Tag.nondeterministic_seeded not in func.tags and all(map(_is_small, results)):
             real = tracing.computed(func, args, kwargs, values)
             for result, value in zip(results, tracing.tree_leaves(real), strict=True):
                 self.known[result] = value
-        elif isinstance(func, OpOverload) and schema_of(func).is_mutable:
+        elif writes:
             self.written.update(_memory(value) for value in values.values() if value is not None)
         return found
 

@@ -320,6 +320,7 @@ def test_random_policies_give_the_same_bits(data: st.DataObject) -> None:
 
 
 # --- figures, and what stays refused -------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_an_expectation_is_settled_when_min_cut_has_decided() -> None:
     text = "offload mm in q_proj\nexpect every mm in q_proj offloaded\nexpect peak <= 1 GiB"
     plan = zoo_traced("llama").partition(text).plan

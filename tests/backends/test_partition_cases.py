@@ -110,6 +110,7 @@ def test_one_output_of_several_is_kept_where_the_operator_is_saved() -> None:
     assert_same_result(graph.run(default_partition), graph.run("recompute everything; save topk"))
 
 
+@pytest.mark.slow
 def test_no_policy_at_all_is_what_min_cut_does(llama: Traced) -> None:
     ours = llama.partition("undecided -> auto")
     forward, backward = llama.split(min_cut_rematerialization_partition)

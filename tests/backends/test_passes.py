@@ -38,6 +38,7 @@ def through(passes: list[Callable[[Any], Any]], gm: fx.GraphModule) -> fx.GraphM
     return reduce(lambda module, each: each(module), passes, gm)
 
 
+@pytest.mark.slow
 def test_in_a_list_of_passes_on_a_joint_graph():
     joint = capture_joint(*llama(1))
     gm = through([lint, policylang.pass_("llama3_sac"), lint], joint.gm)

@@ -199,6 +199,7 @@ def test_a_module_called_twice_in_one_graph_saves_twice() -> None:
     assert Counter(saved_values(done[0])) == once + once
 
 
+@pytest.mark.slow
 def test_a_record_that_is_lost_is_an_error_and_not_a_smaller_partition() -> None:
     first = first_step(one_layer, SAVE_ALL)
     module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
@@ -253,6 +254,7 @@ def test_dropout_draws_for_itself_again() -> None:
     assert_bitwise_equal([loss, *gradients], [first.loss, *first.gradients])
 
 
+@pytest.mark.slow
 def test_the_record_lies_on_the_operator_of_a_tuple_and_the_forward_is_left_as_it_was() -> None:
     first = first_step(one_layer, SAVE_PRODUCTS)
     module = recompilable(first.partition.forward, num_fwd_outputs=first.num_fwd_outputs)
@@ -468,7 +470,7 @@ def test_the_record_of_another_partitioner_is_read_by_its_annotation(shape, deco
     assert done[0].audit.saved_bytes == sum(saved)
 
 
-@pytest.mark.parametrize("policy", ["fsdp_reshard_never", "fsdp_reshard_always"])
+@pytest.mark.parametrize("policy", [slow("fsdp_reshard_never"), "fsdp_reshard_always"])
 def test_gathered_weights_are_gathered_as_often_as_in_the_first_backward(policy: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -605,6 +607,7 @@ def test_the_second_partition_offloads_what_the_first_did(model: Any, text: str,
     torch.testing.assert_close((loss, gradients), (first.loss, first.gradients))
 
 
+@pytest.mark.slow
 def test_a_piece_of_a_result_is_offloaded_though_other_nodes_are_merged() -> None:
     """A Llama computes its positions twice: the operator itself, no single tensor, cannot leave the device."""
     first = first_step(one_layer, "recompute everything\nsave mm\noffload attention")

@@ -133,6 +133,7 @@ def names(gm: fx.GraphModule, *targets: object) -> list[str]:
     return [node.name for node in gm.graph.nodes if node.target in targets]
 
 
+@pytest.mark.slow
 def test_a_policy_of_scheduling_lines_alone_is_carried_out(cut: tuple[fx.GraphModule, fx.GraphModule]) -> None:
     forward, backward = map(copy_graph, cut)
     policylang.apply(forward, policylang.parse(GATHERS))

@@ -102,7 +102,7 @@ def checkpointed() -> None:
         pytest.param(compiled("undecided -> auto\nsave mm or addmm\n"), id="compiled"),
         pytest.param(compiled(MOVES), id="compiled, offloading"),
         pytest.param(traced, id="traced, offloading"),
-        pytest.param(partitioned_twice, id="partitioned twice"),
+        pytest.param(partitioned_twice, id="partitioned twice", marks=pytest.mark.slow),
         pytest.param(checkpointed, id="checkpointed"),
     ],
 )

@@ -165,6 +165,7 @@ SMALL = synthetic_half(150)
 """Two blocks."""
 
 
+@pytest.mark.slow
 @needs_overlap_scheduling_by_given_times
 def test_torch_schedules_by_our_times_without_a_gpu() -> None:
     with process_groups(SMALL.groups):

@@ -67,6 +67,7 @@ def test_everything_saved_is_a_note(policylang, here):
     assert outcome.err.startswith("note[APL627]: nothing has to be recomputed: with all saved, 1.3 GiB of the budget")
 
 
+@pytest.mark.slow
 def test_the_whole_trade_off(policylang, here):
     outcome = policylang("tune", *SMALL, "--table")
     assert outcome.code == 0

@@ -430,6 +430,7 @@ def compared_once(monkeypatch, small, compare):
     monkeypatch.setattr(command, "_compare", compare)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compared_once")
 def test_the_demo_proves_equality_and_a_saving(policylang):
     outcome = policylang("demo", "--steps", "2", "--json")

@@ -288,7 +288,8 @@ def names_of(gm: torch.fx.GraphModule) -> list[str]:
     return [each.split(".")[1] for each in targets if "wait" not in each]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("loss_parallel", marks=pytest.mark.slow), "by hand"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["loss_parallel", "by hand"])
 def test_a_flat_graph_gives_the_gradients_of_the_whole_one_on_every_rank(kind: str) -> None:
     (first, notes), (second, _) = run_ranks(flat_step, 2, kind)
     assert first == second == ["all_reduce"] * 8  # two a slice, one of the picked logits, one of the hidden gradient

@@ -260,6 +260,7 @@ def test_the_facts_of_a_rewritten_joint_graph_are_those_that_were_planned(many: 
     assert last_audited(joint.gm) is None
 
 
+@pytest.mark.slow
 @needs_groups_in_any_order
 def test_a_compiled_graph_without_gradients_is_rewritten_too(many: DeviceMesh, tmp_path: Path) -> None:
     """Nothing is decided about its values, and none of its lines has to find something."""
@@ -389,5 +390,6 @@ def check_all(rank: int) -> None:
     check_optimizer(rank)
 
 
+@pytest.mark.slow
 def test_two_ranks() -> None:
     run_ranks(check_all, RANKS)

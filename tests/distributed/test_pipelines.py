@@ -191,6 +191,7 @@ def in_stages(rank: int) -> None:
         policylang.checkpoint_model(Stage(2), policylang.parse(f"blocks layers.*; {text}"))(torch.randn(8, WIDTH))
 
 
+@pytest.mark.slow
 def test_a_stage_follows_what_is_said_of_it() -> None:
     run_ranks(in_stages, 2)
 

@@ -104,6 +104,7 @@ SOUND = {
 }
 
 
+@pytest.mark.slow
 def test_a_link_an_anchor_or_a_page_that_is_lost_fails_the_build(tmp_path: Path) -> None:
     """The second build starts from what the first one left, and complains of a page that has not changed."""
     root, site, work = tmp_path / "repository", tmp_path / "site", tmp_path / "work"

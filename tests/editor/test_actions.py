@@ -202,6 +202,7 @@ def test_a_rule_that_matches_nothing_is_made_optional(state_of) -> None:
     assert found["write `optional` before it"] == text.replace("save topk", "optional save topk")
 
 
+@pytest.mark.slow
 def test_a_module_path_is_one_with_which_the_rule_matches(state_of) -> None:
     text = "recompute everything\nsave mm in layer.*.attn\n"
     found = told(state_of(text, GRAPH), "layer")

@@ -327,6 +327,7 @@ def test_ones_that_the_model_makes_begin_no_backward() -> None:
     assert facts.kind is GraphKind.FORWARD
 
 
+@pytest.mark.slow
 def test_torchtitan_tracer() -> None:
     tracer = pytest.importorskip("torchtitan.experiments.graph_trainer.make_fx_tracer")
     example = ZOO["llama"]()

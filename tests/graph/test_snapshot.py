@@ -177,6 +177,7 @@ def test_a_plan_on_a_snapshot_is_the_plan_on_the_graph(model: str, path: str) ->
     assert_same_plans(read, facts)
 
 
+@pytest.mark.slow
 def test_a_graph_whose_nodes_are_all_alike_is_read_again() -> None:
     small, rows = everything_said(), 1 << 16
     said = {each.name: getattr(small, each.name) for each in attrs.fields(Facts)}

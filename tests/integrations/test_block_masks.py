@@ -84,6 +84,7 @@ def test_compiled_each_mask_is_its_own(x: Tensor) -> None:
     assert [row.matched for row in report.rules] == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_traced_step_holds_its_mask_and_follows_what_is_written_to_it(x: Tensor) -> None:
     model, ids = Model(), documents(100)
     mask = mask_of(ids)

@@ -448,6 +448,7 @@ def test_a_line_that_a_stage_cannot_follow_is_refused(line: str, code: str, regi
     assert found.help
 
 
+@pytest.mark.slow
 def test_a_line_may_be_meant_for_another_stage(registry: dict[str, object]):
     """Here of a norm, in the last. A recomputed attention is told of: TorchTitan's forward graph has it too."""
     text = "blocks layers.*; recompute everything in block; save everything in /norm"

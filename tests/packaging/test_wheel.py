@@ -136,6 +136,7 @@ def test_what_an_extra_brings_is_asked_for_by_its_name(bare, tmp_path):
     assert [each.split(">")[0] for each in asked.split("|") if re.search(r"extra == .lsp.", each)] == ["pygls"]
 
 
+@pytest.mark.slow
 def test_pygments_finds_the_lexer_of_the_installed_package(bare, tmp_path):
     pytest.importorskip("pygments")
     (tmp_path / "mine.apl").write_text("save attention  # worth it\n")

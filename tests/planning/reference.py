@@ -162,8 +162,10 @@ class Reference:
     def calls(self, row: int, operator: s.Operator) -> bool:
         parts = self.facts.targets[row].split(".")
         namespace, name, overload = parts[0], parts[1], ".".join(parts[2:])
+        in_own_memory = self.facts.flags[row] & Flag.WRITES and self.facts.flags[row] & Flag.REPEATABLE
+        functional = name[:-1] if name.endswith("_") and in_own_memory else name
         return (
-            name_matches(operator.name, name)
+            (name_matches(operator.name, name) or name_matches(operator.name, functional))
             and name_matches(operator.namespace or ("*" if namespace != "builtin" else "tensor operators"), namespace)
             and (operator.overload is None or name_matches(operator.overload, overload))
         )

@@ -151,7 +151,7 @@ def _collective(draw: st.DrawFn, builder: GraphBuilder) -> None:
 GLOBS = ["layers.*", "/layers.*", "layers.{0,2}", "layers.[0-1].attn", "attn"]
 GLOBS += ["**.attn", "layers.**", "/layers.**.up", "l*.1", "none.*"]
 NAMES = ["mm", "add", "topk", "arg*", "*", "*e*", "getitem", "wait_tensor", "split", "cat", "view", "all_gather*"]
-NAMES += ["{mm,add}", "none"]
+NAMES += ["{mm,add}", "none", "bernoulli", "bernoulli_"]
 
 NOTES = ("seen", "mine")
 PROPERTIES = (

@@ -83,6 +83,40 @@ def test_such_a_step_is_planned_and_not_run() -> None:
         step(*batch())
 
 
+class InPlace(nn.Module):
+    """Writes to what it made, as a whole, by views and in part, to its buffers and to its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
+        self.relu, self.dropout = nn.ReLU(inplace=True), nn.Dropout(0.5)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        y = self.norm(self.norm(self.conv(x)))
+        y += x
+        y.flatten(1).mul_(self.count)
+        z = self.dropout(self.relu(y))
+        z[:, 0] += 1
+        return z.clamp_(max=2)
+
+
+def test_what_is_written_in_place_is_so_in_the_graph_and_the_inputs_are_written_once() -> None:
+    model, x = InPlace(), torch.randn(2, 3, 4, 4)
+    step = trace_step(model, lambda model, x: model(x).sum(), x, path="eager")
+    with Counted() as counted:
+        model(x)
+    traced = Counter(node.target for node in step.gm.graph.nodes)
+    written = (aten.mul_.Tensor, aten.relu_.default, aten.bernoulli_.float, aten.div_.Scalar, aten.clamp_.default)
+    for operator in (*written, aten.native_batch_norm.default):
+        assert traced[operator] == counted.targets[operator] > 0, operator
+    assert traced[aten.add_.Tensor] == counted.targets[aten.add_.Tensor] - 1, "of a part, as a functional graph has it"
+    copied = step.gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    assert not any(node.args[0].op == "placeholder" for node in copied)
+    assert not any("policylang_written_by" in node.meta.get("custom", {}) for node in step.gm.graph.nodes)
+
+
 def test_an_optimizer_is_traced_as_without_it() -> None:
     model, given = nn.Linear(4, 4), (torch.randn(2, 4),)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -73,6 +73,7 @@ def test_backward_nodes_carry_the_modules_of_what_they_differentiate() -> None:
     assert mms[:4] == ["layers.2.down", "layers.2.down", "layers.2.up", "layers.2.up"]
 
 
+@pytest.mark.slow
 def test_a_step_has_the_same_facts_whatever_was_traced_before_it() -> None:
     """torch numbers backward functions by thread, from 0 as in a process that has traced nothing. GPT-2 begins with
     operators that have no derivative, and so no number there."""

@@ -259,6 +259,7 @@ def test_in_eager_it_is_what_a_block_that_runs_again_comes_to() -> None:
     assert chosen(program.choices, program.vertices()[0]).seconds == pytest.approx(everything)
 
 
+@pytest.mark.slow
 def test_what_blocks_hand_on_stays_kept_on_a_model() -> None:
     facts, times = traced("joint")
     blocks = blocks_of(facts)

@@ -367,7 +367,8 @@ def test_a_flat_graph_has_the_bits_that_it_had(name: str) -> None:
     same_bits(flat, _halfway(collect(flat.gm), FLAT))
 
 
-@pytest.mark.parametrize("name", ["mlp", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "llama"])
 def test_a_compiled_step_has_the_bits_that_it_had(name: str) -> None:
     module, inputs, _ = ZOO[name]()
     text = _halfway(collect(capture_joints(module, inputs)[0].gm), JOINT)

@@ -332,8 +332,9 @@ class Selections:
             case syntax.Everything():
                 return facts.forward
             case syntax.Operator():
-                matches = operator_matcher(node)
-                return union([rows for name, rows in facts.by_target.items() if matches(name)], facts.forward, length)
+                matches, named = operator_matcher(node), (facts.by_target, facts.by_functional_form)
+                found = [rows for each in named for name, rows in each.items() if matches(name)]
+                return union(found, facts.forward, length)
             case syntax.Reference():
                 return parts[0]
             case syntax.InModule():

@@ -80,7 +80,7 @@ WAYS: dict[str, Way] = {
     "each block inside its checkpoint": lambda model, by: checkpointed(each_wrapped(model, by)),
     "the model": lambda model, by: whole(checkpointed(model), by),
 }
-SLOW = ("each block around its checkpoint", "each block, then checkpoints")
+SLOW = ("each block around its checkpoint", "each block, then checkpoints", "the model")
 
 
 class Counting(TorchDispatchMode):
@@ -160,6 +160,7 @@ def test_checkpoints_of_the_users_own(way: Way) -> None:
     assert report.recomputed.names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [each_block, whole])
 def test_the_switch_of_hugging_face(compiled: Way) -> None:
     example = models.gpt2(1)

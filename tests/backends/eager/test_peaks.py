@@ -61,17 +61,37 @@ def cubes() -> Made:
     return module, lambda made: made(x).sum(), (x,)
 
 
+class Written(nn.Module):
+    """Writes in place wherever it may: the normalized values, what they are added to, the mask of its dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(64, 128), nn.Linear(128, 64), nn.BatchNorm1d(64)
+        self.relu, self.dropout = nn.ReLU(inplace=True), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.down(self.relu(self.up(x))))
+        y += x
+        return self.dropout(self.relu(y))
+
+
+def written() -> Made:
+    module = models.Layers(*(Written() for _ in range(4)))
+    return module, lambda made: made(x).sum(), (x := torch.randn(256, 64),)
+
+
 SMALL = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 GPT2 = {"vocab_size": 256, "n_embd": 64, "n_layer": 4, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
 MODELS: dict[str, Callable[[], Made]] = {
     "cubes": cubes,
+    "in place": written,
     "mlp": lambda: of_example(models.mlp(4, 64)),
     "resnet": lambda: of_example(models.resnet(4, 16)._replace(inputs=(torch.randn(2, 3, 24, 24),))),
     "opt": lambda: hugging_face(
         *("OPTConfig", "OPTForCausalLM"), **SMALL, ffn_dim=256, dropout=0.0, word_embed_proj_dim=64, use_cache=False,
     ),
     "gpt2": lambda: hugging_face(
-        *("GPT2Config", "GPT2LMHeadModel"), **GPT2, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0, use_cache=False,
+        *("GPT2Config", "GPT2LMHeadModel"), **GPT2, use_cache=False,
     ),
     "llama": lambda: hugging_face(
         *("LlamaConfig", "LlamaForCausalLM"), **SMALL, intermediate_size=176, num_key_value_heads=2, use_cache=False,
@@ -90,7 +110,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     ),
 }  # fmt: skip
 BLOCKS = {"cubes": "blocks *\n", "hf_resnet": "blocks stages.*.layers.*\n", "t5": "blocks block.*\n"}
-MORE = {"resnet": 0.1, "t5": 0.15}
+MORE = {"t5": 0.15}
 """By how much more is planned: as it is traced a model makes copies that it does without in eager; what the last
 block returns is not held where its own backward alone reads it."""
 
@@ -123,18 +143,21 @@ def assert_close(name: str, text: str) -> None:
     assert found * 0.985 <= planned <= found * (1.05 + MORE.get(name, 0.0)), text
 
 
-LARGE = [slow(name) for name in [*MODELS][3:]]
+LARGE = [slow(name) for name in [*MODELS][4:]]
 FITTING = ("resnet", "opt", "gpt2", "llama", "vit")
 """The others are traced with operators that they do without in eager, and a rule that names one matches nothing."""
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["cubes", "mlp", "resnet", *LARGE])
+@pytest.mark.parametrize("name", ["cubes", "in place", "mlp", "resnet", *LARGE])
 def test_a_peak_is_planned_as_it_comes_out(name: str, policy: str) -> None:
     assert_close(name, BLOCKS.get(name, "") + POLICIES[policy])
 
 
-@pytest.mark.parametrize(("name", "shares"), [("mlp", (0.3,)), *(slow(each, (0.0, 0.3, 0.6)) for each in FITTING)])
+QUICK = [("mlp", (0.3,)), ("in place", (0.2,))]
+
+
+@pytest.mark.parametrize(("name", "shares"), [*QUICK, *(slow(each, (0.0, 0.3, 0.6)) for each in FITTING)])
 def test_a_tuned_policy_keeps_its_budget(name: str, shares: tuple[float, ...]) -> None:
     facts = traced(name)
     profile = read_device("h100-sxm")

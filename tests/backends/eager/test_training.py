@@ -199,6 +199,7 @@ def test_the_loss_curve_is_the_same_with_and_without(example: Any, capsys: pytes
     assert "audit       the changed graphs do what was planned" in printed
 
 
+@pytest.mark.slow
 def test_a_bundled_policy_serves_as_well(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     losses = example.main("llama3_sac", 1)
     assert losses == example.main("none", 1)

@@ -304,6 +304,7 @@ def test_any_statements_in_any_order_on_random_chains(program, text, shape, know
     check(EveryRank(shape, program, known=known), policylang.parse(text))
 
 
+@pytest.mark.slow
 @given(programs, policies, st.sampled_from(SQUARE))
 @settings(max_examples=8)
 def test_alone_no_rank_collapses_anything(program: Chain, text: str, shape: tuple[int, ...]) -> None:
