@@ -316,6 +316,7 @@ def capture(
     step.check_writes(gm.graph, plain, traced.mutated, traced.outgrown, state.buffers)
     if as_eager:
         _in_place(gm)
+        _saved_for_sizes(gm)
     mutated = dict.fromkeys(inputs[position][1] for position in traced.mutated)
     unrepeated = (*traced.substitution.changed, *(name for _, name in traced.outgrown))
     outputs, gradients = tuple(traced.outputs), tuple(traced.gradients)
@@ -365,7 +366,9 @@ def _in_place(gm: fx.GraphModule) -> None:
         written_by = custom(node.meta).get(WRITTEN_BY)
         if written_by is not None:
             node.meta["custom"] = {key: value for key, value in node.meta["custom"].items() if key != WRITTEN_BY}
-        if node.target is functional.default:
+        if node.target is torch.ops.aten.lift_fresh_copy.default:
+            node.target = torch.ops.aten.lift_fresh.default
+        elif node.target is functional.default:
             node.target = native
             statistics = {3: node.args[3], 4: node.args[4]}
             for user in [user for user in node.users if user.args[1] in statistics]:
@@ -383,6 +386,21 @@ def _in_place(gm: fx.GraphModule) -> None:
         if value is given:
             node.replace_all_uses_with(given)
             gm.graph.erase_node(node)
+
+
+def _saved_for_sizes(gm: fx.GraphModule) -> None:
+    """Autograd saves what a ``gather`` reads, though its backward asks for the sizes alone: the zeros are like that.
+    Outside a trace it adds to them in place."""
+    aten = torch.ops.aten
+    gathers = gm.graph.find_nodes(op="call_function", target=aten.gather.default)
+    found = {node.meta.get("seq_nr", UNKNOWN): node for node in gathers if custom(node.meta).get(PHASE) == FORWARD}
+    for zeros in gm.graph.find_nodes(op="call_function", target=aten.new_zeros.default):
+        gather = found.get(zeros.meta.get("seq_nr", UNKNOWN))
+        if gather is not None and custom(zeros.meta).get(PHASE) == BACKWARD:
+            zeros.update_arg(0, gather.args[0])
+            for user in zeros.users:
+                if user.target is aten.scatter_add.default:
+                    user.target = aten.scatter_add_.default
     gm.recompile()
 
 
