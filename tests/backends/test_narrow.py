@@ -524,7 +524,7 @@ def both(name: str, form: NarrowForm) -> tuple[Agreement, dict[str, Tensor]]:
 SLOW = ("llama", "gpt2", "mixtral", "vit")
 
 
-@pytest.mark.parametrize("form", [BF16, ROWS8], ids=str)
+@pytest.mark.parametrize("form", [BF16, pytest.param(ROWS8, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", ["mlp", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
 def test_gradients_are_those_of_narrowing_by_hand(name: str, form: NarrowForm) -> None:
     """To the bit, where the path gives the plain model's bits; else off by the order in which it adds up."""

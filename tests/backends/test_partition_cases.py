@@ -441,7 +441,7 @@ def test_dynamic_batch_and_sequence(model: str, policy: str) -> None:
     ("model", "dynamic"),
     [
         pytest.param("llama", True, marks=pytest.mark.slow),
-        ("mlp", True),
+        pytest.param("mlp", True, marks=pytest.mark.slow),
         pytest.param("gpt2", False, marks=pytest.mark.slow),
         pytest.param("resnet", False, marks=pytest.mark.slow),
         ("counter", False),

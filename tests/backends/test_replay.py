@@ -362,7 +362,7 @@ FIRST = (
 )
 
 
-@pytest.mark.parametrize(("shape", "policy"), crossed([one, several, nested, beside], FIRST, each=2))
+@pytest.mark.parametrize(("shape", "policy"), crossed([one, several, nested, beside], FIRST))
 def test_what_the_first_partition_saved_is_saved(shape: Callable[[Function], Function], policy: str) -> None:
     first, second = partitioned_twice(shape(block), arguments(), policylang.parse(policy))
     assert first.audit.saved
@@ -370,7 +370,7 @@ def test_what_the_first_partition_saved_is_saved(shape: Callable[[Function], Fun
     assert values(first, "targets", "shapes") == values(second, "targets", "shapes")
 
 
-@pytest.mark.parametrize("policy", FIRST)
+@pytest.mark.parametrize("policy", [FIRST[0], *map(slow, FIRST[1:])])
 def test_so_it_is_under_the_decompositions_of_inductor(policy: str) -> None:
     table = select_decomp_table()
     same(*partitioned_twice(several(block), arguments(), policylang.parse(policy), decompositions=table))
@@ -552,10 +552,9 @@ def twice(first: str, second: str) -> tuple[list[Report], list[Tensor | None]]:
     return reports, [argument.grad for argument in arguments]
 
 
+@pytest.mark.slow
 @needs_marked_backwards
-@pytest.mark.parametrize(
-    "second", [slow(OUTER), slow(f"{OUTER}\nsave mm in block"), "blocks layers.*\nsave sin in block"]
-)
+@pytest.mark.parametrize("second", [OUTER, f"{OUTER}\nsave mm in block", "blocks layers.*\nsave sin in block"])
 def test_what_the_first_backward_runs_again_is_no_forward_value(second: str) -> None:
     (before, after), found = twice(OUTER, second)
     assert after.forward_nodes == before.forward_nodes - 3  # what autograd kept of each relu is made in the backward

@@ -129,7 +129,7 @@ FULL = "policylang: the output cannot be written: no space left on device\n"
         ("show nowhere.graph 2> /dev/full", 2, ""),
         ("list >&-", 2, "policylang: the standard output is closed\n"),
         slow("check llama3_sac 2>&-", 0, ""),
-        ("check - <&-", 0, ""),
+        slow("check - <&-", 0, ""),
     ],
 )
 def test_a_stream_that_is_full_or_closed(command: str, code: int, err: str) -> None:

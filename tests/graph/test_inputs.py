@@ -124,7 +124,7 @@ def test_tensors_of_which_only_the_size_is_read_change_nothing(at: set[int]) -> 
     assert [kind for kind, _ in found].count(InputKind.USER) == 1
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("named", [slow(True), False])
 def test_sharded_parameters_and_buffers_beside_plain_ones(named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A DTensor comes as its local tensor and its mesh: the inputs behind it keep their places."""
     from torch.distributed.device_mesh import init_device_mesh

@@ -605,6 +605,7 @@ def test_stages_bound_the_peak_that_recomputing_everything_has():
     assert peaks[2] < 0.4 * nothing_kept.bytes
 
 
+@pytest.mark.slow
 def test_larger_stages_hand_less_on():
     saved = [made_of_8b(staged(f"{size} GiB"))[1].saved_bytes for size in (1, 2, 4, 8, 16)]
     assert saved == sorted(saved, reverse=True)

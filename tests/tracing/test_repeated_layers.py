@@ -116,6 +116,7 @@ def test_what_grows_with_the_layers_is_refused() -> None:
     assert "they differ at `select_3`" in found.reason
 
 
+@pytest.mark.slow
 def test_a_layer_that_looks_at_its_number_is_named() -> None:
     found = from_few(Stack("L" * 9), traced(lambda: Stack("L" * 9), torch.randn(2, 8)))
     assert isinstance(found, Unlike)
