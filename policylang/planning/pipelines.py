@@ -354,8 +354,8 @@ class _Cut:
         found = [StageCosts() for _ in range(self.count)]
         starts = [bisect_right(steps, self.backward - 1) for steps in self.steps]
         changes = [[0] * (len(steps) + 2) for steps in self.steps]
-        kept, again, read, inputs_part = ([[0] * (len(steps) + 2) for steps in self.steps] for _ in range(4))
-        largest, waiting = [0] * self.count, self._waiting
+        kept, inputs_part, weights_part, returned = ([[0] * (len(steps) + 2) for steps in self.steps] for _ in range(4))
+        places, last_reads, waiting = self._places, self._last_reads, self._waiting
 
         def holds(stage: int, size: int, first: int, last: int) -> None:
             """From one of a stage's steps to another, as it numbers them."""
@@ -380,7 +380,7 @@ class _Cut:
             if last >= len(self.schedule) and begun >= self.backward:  # a gradient that the graph returns
                 found[stage].gradients += size
                 kept[stage][first + 1] += size
-                largest[stage] = max(largest[stage], size)
+                returned[stage][places[stage].get(first, -1) + 1] += size
                 last = begun
             others = crossing.get(row, ())
             there = [each for each in others if self.rank_of[each] != self.rank_of[stage]]
@@ -388,9 +388,12 @@ class _Cut:
                 ahead, back = found[stage].sent
                 found[stage].sent = (ahead + size, back) if begun < self.backward else (ahead, back + size)
             freed = max(first, min(end, bisect_right(own, last) - 1)) + 1
-            if origin == Origin.SECOND_RUN:
-                again[stage][first] += size
-                again[stage][freed] -= size
+            at, read = places[stage].get(first, -1), last_reads[stage].get(row, -1) + 1
+            if at >= 0 and (origin == Origin.SECOND_RUN or (begun >= self.backward and self._for_weights[row])):
+                weights_part[stage][at] += size
+                weights_part[stage][len(own) if row in self._held_by_inputs else max(at + 1, read)] -= size
+            elif row in waiting[stage]:
+                weights_part[stage][read] -= size
             if origin == Origin.SECOND_RUN or (begun >= self.backward and self._for_inputs[row]):
                 inputs_part[stage][first] += size
                 inputs_part[stage][len(own) if row in waiting[stage] or others else freed] -= size
@@ -407,29 +410,25 @@ class _Cut:
                 of_loss = stage == self.count - 1 and (is_output or not self.facts.modules[row])
                 if of_loss:
                     found[stage].released += size if not behind and (is_output or freed > start) else 0
-                elif freed > start and not others:
-                    if not behind and row in self._read_again:
-                        again[stage][bisect_right(own, self._read_again[row])] -= size
-                    elif row in self._freed_by_weights:
-                        read[stage][freed] -= size
+                elif freed > start and not others and read and row not in self._held:
+                    weights_part[stage][read] -= size
             for other in others:
                 if begun < self.backward and not self._learned[row]:  # masks and positions: it makes its own
                     holds(other, size, 0, len(self.steps[other]) - 1)
                 else:
                     found[other].per_step += size
         for stage, each in enumerate(found):
-            alive, returned = [*accumulate(changes[stage])], [*accumulate(kept[stage])]
+            alive, gradients = [*accumulate(changes[stage])], [*accumulate(kept[stage])]
             start, end = starts[stage], len(self.steps[stage])
             each.forward_peak = max(alive[:start], default=0)
             each.backward_peak = max(alive[start:end], default=0)
-            both = map(int.__add__, alive[start:end], returned[start:end])
+            both = map(int.__add__, alive[start:end], gradients[start:end])
             each.first_backward_peak = max(both, default=0)
             each.between = sum(waiting[stage].values())
             each.inputs_peak = each.saved + max(accumulate(inputs_part[stage]))
-            recomputed, held = [*accumulate(again[stage])], each.saved - each.released
-            each.weights_peak = held + max(recomputed) + largest[stage]
-            parts = zip(recomputed, returned[1:], accumulate(read[stage]), strict=False)
-            each.first_weights_peak = held + max(map(sum, parts))
+            weights, held = [*accumulate(weights_part[stage])], each.saved - each.released
+            each.weights_peak = held + max(weights)
+            each.first_weights_peak = held + max(map(int.__add__, weights, accumulate(returned[stage])))
         self._time(found)
         return found
 
@@ -491,42 +490,87 @@ class _Cut:
         return found
 
     @cached_property
-    def _recomputing(self) -> Mapping[int, int]:
-        """By memory that recomputation reads, the last step that does."""
-        roots, inputs = self.facts.storage_roots, self.facts.inputs
-        again = ((step, row) for step, (kind, row, _) in enumerate(self.schedule) if kind == StepKind.SECOND_RUN)
-        return {roots[source]: step for step, row in again for source in inputs[row]}
+    def _for_weights(self) -> bytearray:
+        """The backward nodes that no gradient of a stage's input needs, one byte each."""
+        pairs = zip(self.facts.phases, self._for_inputs, strict=True)
+        return bytearray(phase == Phase.BACKWARD and not needed for phase, needed in pairs)
 
     @cached_property
-    def _read_again(self) -> Mapping[int, int]:
-        """That of it which no backward node reads: it is freed then, unless the other part of the backward reads it."""
-        roots, inputs = self.facts.storage_roots, self.facts.inputs
-        rows = (row for row, phase in enumerate(self.facts.phases) if phase == Phase.BACKWARD)
-        kept = {roots[source] for row in rows for source in inputs[row]}
-        return {root: step for root, step in self._recomputing.items() if root not in kept}
+    def _behind(self) -> bytearray:
+        """The backward nodes that a weight's gradient comes before or beside, one byte each."""
+        facts, roots, stage_of, read = self.facts, self.facts.storage_roots, self.stage_of, set[tuple[int, int]]()
+        for row, is_for_weights in enumerate(self._for_weights):
+            if is_for_weights:
+                read.update((stage_of[row], roots[each]) for each in facts.inputs[facts.owners[row]])
+        mask = bytearray(len(facts))
+        for row, phase in enumerate(facts.phases):
+            for each in facts.inputs[row] if phase == Phase.BACKWARD else ():
+                root, stage = roots[each], stage_of[row]
+                if facts.phases[root] == Phase.BACKWARD or facts.input_kinds[root] == InputKind.TANGENT:
+                    mask[row] |= (mask[each] and stage_of[each] == stage) or (stage, root) in read
+        return mask
 
     @cached_property
-    def _freed_by_weights(self) -> frozenset[int]:
-        """The memory that is freed as the weights' part reads it: for a gradient of a weight, or to recompute. A block
-        holds its inputs for longer, and autograd what the other part alone reads."""
-        facts, rows = self.facts, self.schedule.rows
-        own = (row for row, phase in enumerate(facts.phases) if phase == Phase.BACKWARD and not self._for_inputs[row])
-        found = {facts.storage_roots[source] for row in own for source in facts.inputs[facts.owners[row]]}
-        of, recomputing = self.block_of, self._recomputing
-        crossing = {root for root, step in recomputing.items() if of[root] != of[rows[step]]}
-        return frozenset({*found, *self._recomputing} - crossing)
+    def _places(self) -> list[dict[int, int]]:
+        """By stage the steps that the weights' part runs, with their places in it: it makes the gradients in the order
+        in which they are returned, and recomputes a block before the first of its own."""
+        kinds, rows, found = self.schedule.kinds, self.schedule.rows, list[dict[int, int]]()
+        for steps in self.steps:
+            first, keys = dict[int, int](), list[tuple[int, bool, int]]()
+            for row in (rows[step] for step in steps if self._for_weights[rows[step]]):
+                block, place = self.block_of[row], self._returned[row]
+                first[block] = min(first.get(block, place), place)
+            for at, (kind, row) in enumerate((kinds[step], rows[step]) for step in steps):
+                if kind == StepKind.SECOND_RUN and self.block_of[row] in first:
+                    keys.append((first[self.block_of[row]], False, at))
+                elif self._for_weights[row]:
+                    keys.append((self._returned[row], True, at))
+            found.append({at: place for place, (*_, at) in enumerate(sorted(keys))})
+        return found
+
+    @cached_property
+    def _returned(self) -> Sequence[int]:
+        """By node that is for weights the place of its gradient among what the graph returns."""
+        facts, end = self.facts, len(self.facts)
+        found = [end] * end
+        for row in range(end - 1, -1, -1):
+            for at, source in enumerate(facts.inputs[row]):
+                if self._for_weights[source]:
+                    found[source] = min(found[source], at if facts.ops[row] == "output" else found[row])
+        return found
+
+    @cached_property
+    def _last_reads(self) -> list[dict[int, int]]:
+        """By stage and memory the last place of the weights' part that reads it."""
+        facts, found = self.facts, [dict[int, int]() for _ in range(self.count)]
+        for stage, steps in enumerate(self.steps):
+            for at, place in self._places[stage].items():  # in their order
+                row = self.schedule.rows[steps[at]]
+                found[stage].update((facts.storage_roots[each], place) for each in facts.inputs[facts.owners[row]])
+        return found
+
+    @cached_property
+    def _held(self) -> frozenset[int]:
+        """The saved memory that stays until the weights' part is over: also what a block is called with, which its
+        checkpoint holds."""
+        of, facts = self.block_of, self.facts
+        again = (row for kind, row, _ in self.schedule if kind == StepKind.SECOND_RUN)
+        reads = ((row, facts.storage_roots[source]) for row in again for source in facts.inputs[row])
+        return self._held_by_inputs | {root for row, root in reads if of[root] != of[row]}
+
+    @cached_property
+    def _held_by_inputs(self) -> frozenset[int]:
+        """The memory that only the inputs' part reads, behind the gradient of a weight. Autograd's graph is freed from
+        its end on: a node that the weights' part does not run stays for as long as one does that comes before it."""
+        facts, in_both = self.facts, {self.facts.owners[row] for row, each in enumerate(self._for_weights) if each}
+        rows = (row for row, each in enumerate(self._behind) if each and self._for_inputs[row] and row not in in_both)
+        return frozenset(facts.storage_roots[each] for row in rows for each in facts.inputs[row])
 
     @cached_property
     def _read_behind(self) -> frozenset[int]:
         """The memory that a backward node reads which a weight's gradient comes before or beside."""
-        facts, mask, found = self.facts, bytearray(len(self.facts)), set[int]()
-        for row, sources in enumerate(facts.inputs):
-            if facts.phases[row] == Phase.BACKWARD:
-                waiting = self._waiting[self.stage_of[row]]
-                same = (each for each in sources if self.stage_of[each] == self.stage_of[row])
-                mask[row] = any(mask[each] or facts.storage_roots[each] in waiting for each in same)
-                found.update(facts.storage_roots[each] for each in sources if mask[row])
-        return frozenset(found)
+        rows, facts = (row for row, each in enumerate(self._behind) if each), self.facts
+        return frozenset(facts.storage_roots[each] for row in rows for each in facts.inputs[row])
 
     def _time(self, found: Sequence[StageCosts]) -> None:
         for step, (kind, row, region) in enumerate(self.schedule if self.seconds is not None else ()):

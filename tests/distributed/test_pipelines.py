@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.pipelining import PipelineStage, schedules
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig, Qwen2Config
 
 import policylang
 from policylang.api.planned_graphs import facts_of, scheduled
@@ -224,14 +224,18 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square().mean()
 
 
-class LlamaStage(nn.Module):
-    """Some layers of a Llama of Transformers, with the embedding in the first stage and the head in the last."""
+class TransformersStage(nn.Module):
+    """Some layers of a model of Transformers, with the embedding in the first stage and the head in the last."""
 
-    def __init__(self, first: int, last: int, is_first: bool, is_last: bool, layers: int = 4) -> None:
+    def __init__(
+        self, first: int, last: int, is_first: bool, is_last: bool, kind: type[PretrainedConfig], layers: int
+    ) -> None:
         super().__init__()
-        sizes = {"vocab_size": 128, "hidden_size": WIDE, "intermediate_size": 3 * WIDE}
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_implementation": "sdpa"}
-        self.model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, num_hidden_layers=layers, use_cache=False)).float()
+        sizes = {"vocab_size": 128, "hidden_size": WIDE, "intermediate_size": 3 * WIDE, "num_hidden_layers": layers}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": WIDE // 4}
+        self.is_gemma = kind is Gemma2Config
+        others = {"attn_implementation": "eager" if self.is_gemma else "sdpa", "tie_word_embeddings": False}
+        self.model = AutoModelForCausalLM.from_config(kind(**sizes, **heads, **others, use_cache=False)).float()
         self.model.model.layers = self.model.model.layers[first:last]
         self.layers = self.model.model.layers
         if not is_first:
@@ -242,11 +246,16 @@ class LlamaStage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.model.model
         if inner.embed_tokens is not None:
-            x = inner.embed_tokens(x)
-        positions = inner.rotary_emb(x, torch.arange(x.shape[1], device=x.device).unsqueeze(0))
+            x = inner.embed_tokens(x) * (8.0 if self.is_gemma else 1)
+        tokens = x.shape[1]
+        positions = inner.rotary_emb(x, torch.arange(tokens, device=x.device).unsqueeze(0))
+        mask = torch.full((1, 1, tokens, tokens), -torch.inf, device=x.device).triu(1) if self.is_gemma else None
         for layer in self.layers:
-            x = layer(x, position_embeddings=positions)
-        return x if self.model.lm_head is None else self.model.lm_head(inner.norm(x))
+            x = layer(x, position_embeddings=positions, attention_mask=mask)
+        if self.model.lm_head is None:
+            return x
+        x = self.model.lm_head(inner.norm(x))
+        return 30 * torch.tanh(x / 30) if self.is_gemma else x
 
 
 class Subject(NamedTuple):
@@ -273,8 +282,13 @@ SUBJECTS = {
         loss_of,
         lambda count: (torch.randn(count * ROWS, WIDE), torch.randn(count * ROWS, 8)),
     ),
-    "llama": Subject(4, LlamaStage, loss_of_tokens, tokens),
-    "deep llama": Subject(8, partial(LlamaStage, layers=8), loss_of_tokens, tokens),
+    **{
+        name: Subject(layers, partial(TransformersStage, kind=kind, layers=layers), loss_of_tokens, tokens)
+        for name, kind, layers in [
+            *[("llama", LlamaConfig, 4), ("deep llama", LlamaConfig, 8)],
+            *[("qwen2", Qwen2Config, 6), ("gemma2", Gemma2Config, 5)],
+        ]
+    },
 }
 
 
@@ -380,7 +394,7 @@ def check_peaks(cases: list[Case], within: float) -> None:
     [
         (["1f1b"], 0.001),
         (["interleaved_1f1b", "gpipe", "looped_bfs"], 0.001),
-        (["interleaved_zero_bubble", "zbv", "dualpipev"], 0.03),
+        (["interleaved_zero_bubble", "zbv", "dualpipev"], 0.001),
     ],
     ids=["one by one", "several stages a rank", "split backward"],
 )
@@ -394,7 +408,7 @@ def test_ranks_hold_what_is_planned(names: list[str], within: float) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"])
 def test_ranks_hold_what_is_planned_of_a_llama(schedule: str, name: str) -> None:
     even = evenly(name, 2 * STAGES_A_RANK[schedule])
-    check_peaks([(schedule, text, name, even) for text in RULES], 0.001 if schedule == "1f1b" else 0.03)
+    check_peaks([(schedule, text, name, even) for text in RULES], 0.001)
 
 
 @pytest.mark.slow
@@ -406,9 +420,15 @@ def test_ranks_hold_what_is_planned_of_a_llama(schedule: str, name: str) -> None
         ("gpipe", "llama", (0, 0, 4), 0.01),
         ("interleaved_1f1b", "wide", (0, 1, 6, 7, 8), 0.001),
         ("interleaved_1f1b", "llama", (0, 0, 3, 4, 4), 0.01),
-        ("interleaved_zero_bubble", "wide", (0, 1, 6, 7, 8), 0.03),
-        ("zbv", "llama", (0, 0, 3, 4, 4), 0.03),
-        ("dualpipev", "llama", (0, 0, 3, 4, 4), 0.03),
+        ("interleaved_zero_bubble", "wide", (0, 1, 6, 7, 8), 0.001),
+        ("zbv", "llama", (0, 0, 3, 4, 4), 0.02),
+        ("dualpipev", "llama", (0, 0, 3, 4, 4), 0.02),
+        *[
+            (schedule, "gemma2", (0, 1, 3, 4, 5) if STAGES_A_RANK[schedule] > 1 else (0, 2, 5), 0.001)
+            for schedule in CLASSES
+        ],
+        *[(schedule, "qwen2", (0, 1, 2, 5, 6), 0.001) for schedule in ("looped_bfs", "interleaved_zero_bubble", "zbv")],
+        ("gpipe", "qwen2", (0, 4, 6), 0.001),
     ],
 )
 def test_ranks_hold_what_is_planned_of_uneven_stages(schedule: str, name: str, bounds: Bounds, within: float) -> None:
