@@ -66,6 +66,9 @@ def trace_failure(error: Exception) -> PolicyGraphError:
         )
         if "meta" in text:
             help = 'trace a model on `meta` for the device that it trains on: `device="cuda"`'
+    elif "mutating a non-functional tensor" in text:
+        why = "it writes to a tensor that is made of one that is no input of the step"
+        help = "pass what `loss_fn` takes from around it as part of the batch: `trace_step(model, loss_fn, *batch)`"
     elif isinstance(error, tracing.unknown_size_errors()):
         why = f"torch does not know the sizes of what `{text}` returns"
         help = "trace the step where it runs, or register a kernel for shapes (`torch.library.register_fake`)"

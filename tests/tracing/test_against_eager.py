@@ -575,6 +575,21 @@ def test_an_error_of_the_users_own() -> None:
     assert isinstance(error.__cause__, RuntimeError)
 
 
+def test_a_write_to_what_is_made_of_a_tensor_from_around() -> None:
+    from_around = torch.ones(6, 4)
+
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        made = from_around.new_zeros(6, 4)
+        made[:, 0] = x.sum()
+        return model(made).mean()
+
+    diagnostic, _ = refused_step(loss_fn)
+    assert diagnostic.code == "APL363"
+    assert "writes to a tensor that is made of one that is no input of the step" in diagnostic.message
+    assert "as part of the batch" in diagnostic.help
+    assert "`made[:, 0] = x.sum()`" in diagnostic.details[0]
+
+
 class Overlapping(Net):
     def __init__(self) -> None:
         super().__init__()
