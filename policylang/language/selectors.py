@@ -417,7 +417,7 @@ def _block_set_words(which: syntax.BlockSet) -> str:
         case "any":
             return "block"
         case "range":
-            return f"{of}s {which.low}..{which.high}"
+            return f"{of} {which.low}" if which.low == which.high else f"{of}s {which.low}..{which.high}"
         case "every":
             start = "" if which.start in (0, which.n) else f" from {nth(which.start)}"
             return f"every {nth(which.n)} {of}{start}"

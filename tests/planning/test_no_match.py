@@ -83,6 +83,7 @@ PARTS = ("bmm: 0 nodes", "and: 0 nodes", "or: 0 nodes")
         (LAYERS, "", "every 2nd (mm where bytes >= 4 KiB) per block",
          ("mm: 3 nodes", "where bytes >= 4 KiB: 0 of them", "every 2nd per block: 0 of them")),
         (LAYERS, "", "add feeding embedding", ("add: 3 nodes", "embedding: 1 node", "feeding: 0 nodes")),
+        (LAYERS, "", "mm in block 5", ("mm: 3 nodes", "in block 5: 0 of them; the graph has 3 blocks")),
         (LAYERS, "", "mm in blocks 5..7", ("mm: 3 nodes", "in blocks 5..7: 0 of them; the graph has 3 blocks")),
         (LAYERS, "", "attention", ("attention: 0 nodes",)),  # a group of the prelude
     ],

@@ -44,12 +44,12 @@ def figures(made: Plan) -> PipelineFigures:
 
 def test_lines_about_stages_are_formatted_as_they_are_read() -> None:
     text = (
-        "save mm in stages 0..0\nsave mm in last stage\nsave mm in first half of stages\nsave mm outside stages 1..2\n"
+        "save mm in stage 0\nsave mm in last stage\nsave mm in first half of stages\nsave mm outside stages 1..2\n"
         "save mm in every 2nd stage\nsave mm in first 2 stages\n"
         "schedule 1f1b into 4 stages of 16 microbatches\nexpect peak <= 70 GiB per stage\n"
     )
     assert format_policy(policylang.parse(text)) == f"policy policy\n{text}"
-    assert "save mm in stages 0..0" in format_policy(policylang.parse("save mm in stage 0"))
+    assert "save mm in stage 0" in format_policy(policylang.parse("save mm in stages 0..0"))
 
 
 def test_a_module_may_be_called_stages() -> None:

@@ -77,6 +77,7 @@ def test_stages_without_room_save_less_and_the_step_is_shorter_than_with_the_sam
     assert alike is not None
     assert " stage" not in alike.rules
     assert made.pipeline.step_seconds == tuned.tuned.chosen.step < alike.step
+    assert f"a step takes {1e3 * tuned.tuned.chosen.step:.4g} ms; with the same rules in all stages" in tuned.text
     assert len(tuned.rules.splitlines()) <= 16
 
 
