@@ -311,7 +311,7 @@ class Answer:
 async def answered(folder: Path, graph: Path, texts: Sequence[str], pause: int | None) -> list[Answer]:
     """What a server says of each text, one after the other in one open document."""
     editor, found, document = await Editor.start(), list[Answer](), (folder / DOCUMENT).as_uri()
-    waited_for = cycle([False] * (min(len(texts) // 2, _SELDOM) - 1) + [True])
+    waited_for = cycle([False] * (min(len(texts) // 4, _SELDOM) - 1) + [True])
     async with asyncio.timeout(_LONGEST + 5 * len(texts)):
         await editor.begin(folder, options={"graph": str(graph), "pause": pause})
         for version, text in enumerate(texts, 1):
