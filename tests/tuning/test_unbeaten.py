@@ -174,9 +174,18 @@ def policies() -> Iterator[Policy]:
     yield from (parse(generated(random)) for _ in range(GENERATED))
 
 
+UNBEATEN = ("tutorial", "vit", "gpt2", "t5", "resnet50", "mixtral", "fsdp")
+BEATEN = pytest.mark.xfail(strict=True, reason="checkpoints of other blocks than the innermost are not tuned")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [None, EAGER])
-@pytest.mark.parametrize("name", ["tutorial", "vit", "gpt2", "t5", "resnet50", "mixtral", "fsdp"])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        *((name, None) for name in UNBEATEN),
+        *(pytest.param(name, EAGER, marks=BEATEN if name in ("t5", "resnet50") else ()) for name in UNBEATEN),
+    ],
+)
 def test_no_policy_that_comes_along_or_is_generated_beats_what_is_tuned_for_its_peak(name, path) -> None:
     facts = read_any(f"docs/graphs/{name}.graph")
     path = path or (JOINT if facts.kind is GraphKind.JOINT else FLAT)
