@@ -475,39 +475,40 @@ class _Cut:
         return frozenset(facts.storage_roots[each] for each in reads if modules[each] and self.stage_of[each] == last)
 
     @cached_property
-    def _waiting(self) -> list[dict[int, int]]:
-        """By stage the gradients, and their bytes, that are made for its input and read for its weights. A node that
-        makes both, as of a norm, runs in both parts and reads them twice; what another stage made is in a buffer."""
-        facts, found = self.facts, [dict[int, int]() for _ in range(self.count)]
-        for row, phase in enumerate(facts.phases):
-            if phase != Phase.BACKWARD or self._for_inputs[row]:
-                continue
-            stage = self.stage_of[row]
-            for root in (facts.storage_roots[source] for source in facts.inputs[facts.owners[row]]):
-                is_own = facts.phases[root] == Phase.BACKWARD and self.stage_of[root] == stage
-                if is_own and self._for_inputs[root]:
-                    found[stage][root] = facts.bytes[root]
-        return found
-
-    @cached_property
     def _for_weights(self) -> bytearray:
         """The backward nodes that no gradient of a stage's input needs, one byte each."""
         pairs = zip(self.facts.phases, self._for_inputs, strict=True)
         return bytearray(phase == Phase.BACKWARD and not needed for phase, needed in pairs)
 
     @cached_property
-    def _behind(self) -> bytearray:
-        """The backward nodes that a weight's gradient comes before or beside, one byte each."""
-        facts, roots, stage_of, read = self.facts, self.facts.storage_roots, self.stage_of, set[tuple[int, int]]()
+    def _read_for_weights(self) -> list[set[int]]:
+        """By stage the memory that is read for its weights. A node that makes both gradients, as of a norm, runs in
+        both parts and reads it twice."""
+        facts, found = self.facts, [set[int]() for _ in range(self.count)]
         for row, is_for_weights in enumerate(self._for_weights):
             if is_for_weights:
-                read.update((stage_of[row], roots[each]) for each in facts.inputs[facts.owners[row]])
-        mask = bytearray(len(facts))
+                found[self.stage_of[row]].update(facts.storage_roots[each] for each in facts.inputs[facts.owners[row]])
+        return found
+
+    @cached_property
+    def _waiting(self) -> list[dict[int, int]]:
+        """By stage the gradients, and their bytes, that are made for its input and read for its weights. What another
+        stage made is in a buffer."""
+        return [
+            {each: self.facts.bytes[each] for each in read if self._for_inputs[each] and self.stage_of[each] == stage}
+            for stage, read in enumerate(self._read_for_weights)
+        ]
+
+    @cached_property
+    def _behind(self) -> bytearray:
+        """The backward nodes that a weight's gradient comes before or beside, one byte each."""
+        facts, roots, stage_of, mask = self.facts, self.facts.storage_roots, self.stage_of, bytearray(len(self.facts))
         for row, phase in enumerate(facts.phases):
             for each in facts.inputs[row] if phase == Phase.BACKWARD else ():
                 root, stage = roots[each], stage_of[row]
                 if facts.phases[root] == Phase.BACKWARD or facts.input_kinds[root] == InputKind.TANGENT:
-                    mask[row] |= (mask[each] and stage_of[each] == stage) or (stage, root) in read
+                    is_read = root in self._read_for_weights[stage]
+                    mask[row] |= is_read or (mask[each] and stage_of[each] == stage)
         return mask
 
     @cached_property

@@ -251,7 +251,6 @@ def finish(gm: fx.GraphModule, inputs: Sequence[GraphInput]) -> None:
             # them.
             if number != UNKNOWN:  # the first with a number is the operator that autograd numbered
                 stacks.setdefault(number, node.meta.get(STACK))
-    gm.recompile()
 
 
 def _forget(node: fx.Node) -> None:
@@ -317,6 +316,7 @@ def capture(
     if as_eager:
         _in_place(gm)
         _saved_for_sizes(gm)
+    gm.recompile()
     mutated = dict.fromkeys(inputs[position][1] for position in traced.mutated)
     unrepeated = (*traced.substitution.changed, *(name for _, name in traced.outgrown))
     outputs, gradients = tuple(traced.outputs), tuple(traced.gradients)
@@ -360,16 +360,17 @@ def _trace(
 
 def _in_place(gm: fx.GraphModule) -> None:
     """Calls what eager calls: operators that write in place where the model does, in memory that is written as a whole,
-    and ``native_batch_norm``. What they write to an input, the graph does not write again at its end."""
-    native, functional = torch.ops.aten.native_batch_norm.default, torch.ops.aten._native_batch_norm_legit_functional
+    ``native_batch_norm``, and ``lift_fresh`` of constants. What they write to an input, the graph does not write again
+    at its end."""
+    aten = torch.ops.aten
     for node in gm.graph.nodes:
         written_by = custom(node.meta).get(WRITTEN_BY)
         if written_by is not None:
             node.meta["custom"] = {key: value for key, value in node.meta["custom"].items() if key != WRITTEN_BY}
-        if node.target is torch.ops.aten.lift_fresh_copy.default:
-            node.target = torch.ops.aten.lift_fresh.default
-        elif node.target is functional.default:
-            node.target = native
+        if node.target is aten.lift_fresh_copy.default:
+            node.target = aten.lift_fresh.default
+        elif node.target is aten._native_batch_norm_legit_functional.default:
+            node.target = aten.native_batch_norm.default
             statistics = {3: node.args[3], 4: node.args[4]}
             for user in [user for user in node.users if user.args[1] in statistics]:
                 user.replace_all_uses_with(statistics[user.args[1]])
@@ -379,7 +380,7 @@ def _in_place(gm: fx.GraphModule) -> None:
             is_part = any(str(user.target).endswith("_scatter.default") for user in node.users)
             if is_form and not is_part and custom(node.meta).get(PHASE) != EPILOGUE:  # optimizers have other kernels
                 node.target = written_by
-    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+    for node in gm.graph.find_nodes(op="call_function", target=aten.copy_.default):
         given, value = node.args[:2]
         while isinstance(value.target, OpOverload) and schema_of(value.target).is_mutable:
             value = value.args[0]
@@ -391,17 +392,18 @@ def _in_place(gm: fx.GraphModule) -> None:
 def _saved_for_sizes(gm: fx.GraphModule) -> None:
     """Autograd saves what a ``gather`` reads, though its backward asks for the sizes alone: the zeros are like that.
     Outside a trace it adds to them in place."""
-    aten = torch.ops.aten
-    gathers = gm.graph.find_nodes(op="call_function", target=aten.gather.default)
-    found = {node.meta.get("seq_nr", UNKNOWN): node for node in gathers if custom(node.meta).get(PHASE) == FORWARD}
-    for zeros in gm.graph.find_nodes(op="call_function", target=aten.new_zeros.default):
-        gather = found.get(zeros.meta.get("seq_nr", UNKNOWN))
-        if gather is not None and custom(zeros.meta).get(PHASE) == BACKWARD:
-            zeros.update_arg(0, gather.args[0])
-            for user in zeros.users:
-                if user.target is aten.scatter_add.default:
-                    user.target = aten.scatter_add_.default
-    gm.recompile()
+    aten, numbered = torch.ops.aten, dict[int, fx.Node]()
+    for node in gm.graph.nodes:
+        number, phase = node.meta.get("seq_nr", UNKNOWN), custom(node.meta).get(PHASE)
+        if number != UNKNOWN and phase == FORWARD:
+            numbered.setdefault(number, node)
+        elif phase == BACKWARD and node.target is aten.new_zeros.default:
+            gather = numbered.get(number)
+            if gather is not None and gather.target is aten.gather.default:
+                node.update_arg(0, gather.args[0])
+                for user in node.users:
+                    if user.target is aten.scatter_add.default:
+                        user.target = aten.scatter_add_.default
 
 
 class _KnownValues(DispatchMode):

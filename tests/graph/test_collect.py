@@ -36,7 +36,7 @@ from tests.support.shared_graphs import BACKWARD, FOLDER, shared_facts
 from tests.support.textgraph import facts_of as facts_of_text
 
 LARGE = {"bart", "flex", "gpt2", "mixtral", "qwen3"}
-MODELS = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in sorted(ZOO)]
+MODELS = {name: slow(name) if name in LARGE else name for name in sorted(ZOO)}
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -70,7 +70,7 @@ def test_sizes_are_those_of_the_tensors_that_a_run_produces(name: str, dynamic: 
     assert checked > 15
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS.values())
 def test_phases_and_edges_are_those_of_the_graph_and_of_pytorch(name: str) -> None:
     joint, facts = joint_of(name), facts_of_model(name)
     info = classify_nodes(joint.gm, joint.static_lifetime_input_indices or [], joint.num_fwd_outputs)
@@ -121,7 +121,7 @@ NOT_COUNTED_BY_EVERY_TORCH = {
 }
 
 
-@pytest.mark.parametrize("name", [each for each in MODELS if "flex" not in getattr(each, "values", (each,))])
+@pytest.mark.parametrize("name", [each for name, each in MODELS.items() if name != "flex"])
 def test_flops_add_up_to_what_pytorch_counts_in_a_run(name: str) -> None:
     joint, facts = joint_of(name), facts_of_model(name)
     mapping = dict(NOT_COUNTED_BY_EVERY_TORCH)
