@@ -85,10 +85,10 @@ def measure(
     tuned = at_budgets(tuner, "peak", spread(smallest.peak, save_all.peak, count))
     fewest = tuner.smallest(Budget("saved", 0)).saved
     kept = at_budgets(tuner, "saved", spread(fewest, save_all.saved, count))
-    program = Program(tuner.choices(()), **_EXACT)
+    program = Program(tuner.spaces[0].choices(()), **_EXACT)
     bounds = [program.bound(round(limit)) for limit, _ in kept]
     say("tuned at every budget")
-    others = [*bundled(facts, times), *by_hand(facts, times, numbers or few_of(tuner.blocks))]
+    others = [*bundled(facts, times), *by_hand(facts, times, numbers or few_of(tuner.spaces[0].composition.count))]
     say(f"{len(others)} policies of others")
     arguments = subject.arguments
     shares = spread(0.0, 1.0, count if of_torch is None else of_torch) if subject.gm is not None else []
@@ -100,7 +100,7 @@ def measure(
     return {
         "graph": subject.name,
         "nodes": len(facts),
-        "blocks": tuner.blocks,
+        "blocks": tuner.spaces[0].composition.count,
         "device": device.name,
         "budgets": count,
         "PyTorch's budgets": len(shares),

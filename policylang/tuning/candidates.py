@@ -8,27 +8,32 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence, Set
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from functools import cache, cached_property
 from itertools import permutations
 
 import numpy as np
 
 from policylang.graph.blocks import BlockTable, blocks_of
 from policylang.graph.facts import Facts
+from policylang.language.cancellation import collector_paused
 from policylang.language.files import bundled_policies
 from policylang.language.globs import PathGlob
 from policylang.language.loader import parse_policy
+from policylang.language.operators import OperatorTable
+from policylang.planning.capabilities import Capabilities
 from policylang.planning.decisions.decide import routing_owners
-from policylang.simulation.node_times import operator_name
-from policylang.tuning.choices import Choices
+from policylang.planning.schedule import EachBlock
+from policylang.simulation.node_times import NodeTimes, operator_name
+from policylang.tuning.choices import Choices, choices_of
 from policylang.tuning.composition import Composition, Ints, SegmentProfile
 from policylang.tuning.decision_list import MOST_STATEMENTS, Zone, blocks_phrase, scripts
-from policylang.tuning.evaluation import Besides
-from policylang.tuning.phrases import Option, ValueClasses, Vocabulary
-from policylang.tuning.program import whole_classes
+from policylang.tuning.evaluation import Besides, Budget, Candidate
+from policylang.tuning.phrases import Option, ValueClasses, Vocabulary, value_classes
+from policylang.tuning.program import bound_of, whole_classes
+from policylang.tuning.refinement import Refinement
 
-_KEPT, _RECOMPUTED = ("matmul", "attention"), ("pointwise", "add or mul")
+_KEPT, _RECOMPUTED = ("matmul", "attention"), ("pointwise", "add or mul", "activation")
 """The operators that people keep in a block, and those that they recompute in a block that keeps all others."""
 _LEAST = 0.1
 """The share of the forward's values that a stack has at least."""
@@ -114,12 +119,12 @@ def patterns_of(choices: Choices, classes: ValueClasses, count: int, *, moved: S
     ]
 
 
-def patterns_by_hand(facts: Facts, classes: ValueClasses, inside: Vocabulary) -> Iterator[Pattern]:
-    """Blocks that keep their outputs and some results, such as those of their products, or all but what is cheap: what
-    runs again beside a peak is small, which the bytes kept do not tell, and the integer program knows no peak."""
+def patterns_by_hand(facts: Facts, classes: ValueClasses, inside: Vocabulary, outputs: Set[int]) -> Iterator[Pattern]:
+    """Blocks that keep their ``outputs`` and some results, such as those of their products, or all but what is cheap:
+    what runs again beside a peak is small, which the bytes kept do not tell, and the integer program knows no peak."""
     every = frozenset(range(len(classes)))
     within = every.intersection(inside.numbers) or every
-    always = {*(every - within), *classes.crossing, *(classes.of[owner] for owner in routing_owners(facts))}
+    always = {*(every - within), *outputs, *(classes.of[owner] for owner in routing_owners(facts))}
     some = [*map(frozenset, map(inside.of_selector, _KEPT))]
     cheap = [*map(frozenset, map(inside.of_selector, _RECOMPUTED))]
     for kept in dict.fromkeys((*some, frozenset[int]().union(*some), *(within - each for each in cheap))):
@@ -175,6 +180,8 @@ def host_patterns(classes: ValueClasses, choices: Choices) -> Iterator[Pattern]:
 
 _NEAR = 3
 """Patterns that tell stages apart, or that copy, are mixed with so many on either side by bytes."""
+_ALTERNATE = -2
+"""In place of the number of the first blocks: every second block."""
 _MARK = "in first 0 blocks"
 _AT_ONCE = 4096
 """Mixtures that are composed at once: memory for each takes its blocks, and there are more in more blocks."""
@@ -227,7 +234,7 @@ class Candidates:
 
     def _mixtures(self, composition: Composition, profiles: Sequence[SegmentProfile], by_peak: bool) -> Ints:
         """Every pattern in all blocks, with every outcome outside of them; every two in the first so many blocks and
-        the others."""
+        the others; in eager, where blocks may be few and unlike, in every second block and the others."""
         blocks, classes = self.blocks, composition.classes.all
         staged = any(each.stage for each in classes)
         usable = [number for number, each in enumerate(profiles) if each.saves_outputs or not by_peak]
@@ -241,13 +248,15 @@ class Candidates:
         moved = [{at for at, option in enumerate(each) if option == Option.OFFLOAD} for each in self.patterns]
         rows = [(one, one, one, blocks, 0) for one in range(len(profiles))]
         rows += [(one, one, around, blocks, 0) for one in usable for around in beyond.values() if around != one]
+        numbers = [*range(1, blocks)]
+        numbers += [_ALTERNATE] if composition.checkpoints is not None and blocks > 2 else []
         for one, other in permutations(usable if blocks > 1 else (), 2):
             unlike = moved[one] and moved[other] and moved[one] != moved[other]
             far = abs(rank[one] - rank[other]) > _NEAR
             if unlike or (far and (staged or moved[one] or moved[other])):
                 continue
             arounds = dict.fromkeys((one, other, 0))
-            rows += [(one, other, around, number, 0) for number in range(1, blocks) for around in arounds]
+            rows += [(one, other, around, number, 0) for number in numbers for around in arounds]
         fit = set(usable)
         rows += [(*row[:4], 1) for row in rows if blocks > 1 and row[0] and row[1] and row[0] in fit]
         return np.array(rows, dtype=np.int64)
@@ -255,7 +264,9 @@ class Candidates:
     def _by_block(self, rows: Ints) -> Ints:
         """Mixture by block, and last around them, the number of the pattern."""
         zone, rest, around, number, last = rows.T
-        chosen = np.where(np.arange(self.blocks) < number[:, None], zone[:, None], rest[:, None])
+        at, number = np.arange(self.blocks), number[:, None]
+        is_zone = np.where(number == _ALTERNATE, at % 2 == 1, at < number)
+        chosen = np.where(is_zone, zone[:, None], rest[:, None])
         chosen[last == 1, -1:] = 0
         return np.column_stack([chosen, around])
 
@@ -270,7 +281,9 @@ class Candidates:
         """The text of a candidate; None where 16 statements do not hold it."""
         zone, rest, around, number, last = self.rows[at].tolist()
         ways = [(self._template(around, rest), "")]
-        if zone != rest:
+        if number == _ALTERNATE:
+            ways = [(self._template(around, rest, zone), "in every 2nd block")]
+        elif zone != rest:
             ways = [
                 (self._template(around, rest, zone), blocks_phrase("first", number)),
                 (self._template(around, zone, rest), blocks_phrase("last", self.blocks - number)),
@@ -297,3 +310,99 @@ class Candidates:
                 texts = (script.text(self.head, override=self.override) for script in made)
                 self._known[key] = next((text for text in texts if text is not None), None)
         return self._known[key]
+
+
+_PROGRAMS, _LEAST_PROGRAMS, _NODES = 12, 4, 100_000
+"""Numbers of bytes for which an integer program is solved, and nodes in whole graphs: each pattern is simulated."""
+
+
+class SearchSpace:
+    """What is chosen from where blocks are as one ``blocks`` statement says: its classes, words and candidates."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        times: NodeTimes,
+        capabilities: Capabilities,
+        operators: OperatorTable,
+        besides: Besides,
+        glob: str,
+        blocks: BlockTable,
+        *,
+        offload: bool,
+        override: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        """``glob``: of the statement, with the ``blocks`` that there are then; empty where the text has none."""
+        self.facts, self.times, self.capabilities, self.besides = facts, times, capabilities, besides
+        self.offload, self.override, self._say = offload, override, say
+        self.head = f"blocks {glob}\n" if glob else ""
+        self.classes = value_classes(facts, blocks, capabilities, glob)
+        self.inside = Vocabulary(facts, self.classes, operators, inside=True)
+        self.outside = Vocabulary(facts, self.classes, operators, inside=False)
+        self._each_block = EachBlock(facts, blocks) if capabilities.block_by_block else None
+        self.composition = Composition(facts, times, self.classes, self._each_block)
+        self._candidates: dict[bool, Candidates] = {}
+        self._choices: dict[tuple[int, ...], Choices] = {}
+
+    def bound(self, saved: int, save_all: Candidate | None) -> float:
+        """Seconds of recomputation that no choice of values goes below that keeps at most so many bytes."""
+        choices, held = self.choices(()), 0
+        if self.capabilities.block_by_block and save_all is not None:  # beside the columns: held in any case
+            held = save_all.saved - sum(choices.sizes)
+        return bound_of(choices, saved - held)
+
+    def choices(self, keep: Sequence[int]) -> Choices:
+        if (key := tuple(keep)) not in self._choices:
+            self._choices[key] = choices_of(
+                self.facts,
+                self.times,
+                self.capabilities,
+                keep=keep,
+                override=self.override,
+                blocks=self._each_block,
+            )
+        return self._choices[key]
+
+    @cached_property
+    def refinement(self) -> Refinement:
+        return Refinement(self.choices(()), self.classes, self.inside, self.outside, override=self.override)
+
+    def candidates(self, budget: Budget) -> Candidates:
+        """The candidates for a budget: for a peak, blocks save their outputs; for bytes saved they need not."""
+        by_peak = budget.figure != "saved"
+        if by_peak not in self._candidates:
+            self._candidates[by_peak] = self._made(by_peak=by_peak)
+        return self._candidates[by_peak]
+
+    def _made(self, *, by_peak: bool) -> Candidates:
+        classes, composition = self.classes, self.composition
+        crossing = [row for number in sorted(classes.crossing) for row in classes.rows[number]]
+        self._say("solving for the candidates")
+        count = max(min(_PROGRAMS, _NODES // max(len(self.facts), 1)), _LEAST_PROGRAMS)
+        outputs = by_peak and not self.capabilities.block_by_block  # a checkpoint holds what the one before returns
+        choices = self.choices(crossing if outputs else ())
+        best = patterns_of(choices, classes, count)
+        if outputs:  # of blocks that need not save their outputs, in all of them alone
+            best += patterns_of(self.choices(()), classes, 0)
+        found = [tuple(int(Option.SAVE) for _ in classes.all), *best]
+        kept = classes.crossing if outputs else frozenset[int]()
+        found += patterns_by_hand(self.facts, classes, self.inside, kept) if by_peak else ()
+        if self.capabilities.block_by_block:
+            saved = int(Option.SAVE)
+            found = [
+                tuple(option if each.inside else saved for option, each in zip(pattern, classes.all, strict=True))
+                for pattern in found
+            ]
+        self._say("simulating patterns")
+        simulated: dict[Pattern, SegmentProfile] = {}
+        with collector_paused():
+            on_host = tuple(host_patterns(classes, choices)) if self.offload else ()
+            for number, pattern in enumerate((*found, *on_host)):
+                profile = composition.profile(pattern, with_peak=by_peak, known=simulated)
+                if profile is not None and (number < len(found) or profile.offloads):
+                    simulated[profile.asked] = profile
+        profiles, words = tuple(simulated.values()), (self.inside, self.outside)
+        return Candidates(
+            composition, profiles, *words, self.besides, by_peak=by_peak, head=self.head, override=self.override
+        )

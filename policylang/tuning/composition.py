@@ -109,18 +109,16 @@ class Composition:
     ) -> SegmentProfile | None:
         """Simulate a pattern in all blocks; without the peak only bytes kept and seconds recomputed are worked out.
         None where all that the backward asks for has the outcome that it has in one of the ``known`` patterns."""
-        decisions = self.decisions(pattern)
-        needs = backward_needs(self.facts, decisions)
-        if needs.offloaded:
-            needs = with_checkpoints(needs, self.facts, decisions, self.checkpoints)
-            resolve_offloads(NO_RULES, self.facts, decisions, needs, checkpoints=self.checkpoints)
-            needs = backward_needs(self.facts, decisions)
-        needs = with_checkpoints(needs, self.facts, decisions, self.checkpoints)
+        decisions, needs = self._needs(pattern)
         asked = self._asked(needs)
+        if self.checkpoints is not None:  # what they hold anyway need not run again
+            decisions, needs = self._needs(asked)
+            asked = self._asked(needs)
         if asked in known:
             return None
         saved, again = self._by_block(needs)
-        saves_outputs = all(asked[number] != Option.RECOMPUTE for number in self.classes.crossing)
+        recomputed = (asked[number] == Option.RECOMPUTE for number in self.classes.crossing)
+        saves_outputs = self.checkpoints is not None or not any(recomputed)
         rise = np.zeros(len(self.block_of_segment), dtype=np.int64)
         net = np.zeros_like(rise)
         if not with_peak and not needs.offloaded:
@@ -179,6 +177,15 @@ class Composition:
         again = np.stack([each.recompute for each in patterns])[chosen, numbers].sum(axis=1)
         return self.base + peak, saved, again, np.maximum(copied - hidden, 0.0)
 
+    def _needs(self, pattern: Sequence[int]) -> tuple[list[Decision | None], SavedForBackward]:
+        decisions = self.decisions(pattern)
+        needs = backward_needs(self.facts, decisions)
+        if needs.offloaded:
+            needs = with_checkpoints(needs, self.facts, decisions, self.checkpoints)
+            resolve_offloads(NO_RULES, self.facts, decisions, needs, checkpoints=self.checkpoints)
+            needs = backward_needs(self.facts, decisions)
+        return decisions, with_checkpoints(needs, self.facts, decisions, self.checkpoints)
+
     def _by_block(self, needs: SavedForBackward) -> tuple[Ints, Floats]:
         facts, block_of, roots = self.facts, self.classes.blocks.block_of, self.roots
         saved, again = np.zeros(self.count + 1, dtype=np.int64), np.zeros(self.count + 1)
@@ -203,7 +210,8 @@ class Composition:
                 if roots[row] in moved:
                     asked[of[row]] = int(Option.REBUILT)
         for row in sorted(kept):
-            asked[of[row]] = int(Option.SAVE)
+            if self.checkpoints is None or asked[of[row]] != Option.RECOMPUTE:  # they may hold some of a class
+                asked[of[row]] = int(Option.SAVE)
         for row in needs.offloaded:
             asked[of[row]] = int(Option.OFFLOAD)
         return tuple(asked[:-1])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import IntEnum
 from itertools import pairwise, takewhile
 
@@ -405,18 +405,25 @@ class Vocabulary:
         return tuple(dict.fromkeys(tuple(number for _, number in sorted(order)) for order in orders))
 
     def _paths(self, numbers: Iterable[int]) -> list[str]:
-        """The modules that some of the classes are in, at any depth, in the order of the graph."""
+        """The modules that some of the classes are in, at any depth, in the order of the graph; none that has values
+        of a class in part: ``layers.0``, where ``layers.*.norm`` is a class."""
         found: dict[str, None] = {}
         for number in numbers:
             parts = self._classes.all[number].module.split(".")
             for end in range(1, len(parts) + 1):
                 if parts[0]:
                     found[".".join(parts[:end])] = None
-        return [path for path in found if path.split(".")[-1] != "*"]
+        modules = {self._classes.all[number].module for number in self.numbers}
+        starred = [each.split(".") for each in modules if "*" in each]
+        return [
+            path
+            for path in found
+            if path.split(".")[-1] != "*"
+            and not (_NUMBER.search(path) and any(_is_within(each, path.split("."), {"*"}) for each in starred))
+        ]
 
     def _is_in(self, number: int, path: str) -> bool:
-        module = self._classes.all[number].module
-        return f".{path}." in f".{module}."
+        return _is_within(self._classes.all[number].module.split("."), path.split("."))
 
     def of_selector(self, text: str) -> list[int]:
         """The classes of which a selector takes all values, if it takes no class in part."""
@@ -434,6 +441,16 @@ class Vocabulary:
             return False
         loaded = parse_policy(f"save {subject}\n", operators=self._operators)
         return loaded.policy is not None and not loaded.diagnostics
+
+
+def _is_within(module: Sequence[str], path: Sequence[str], some: Set[str] = frozenset()) -> bool:
+    """A ``*`` of the path stands for any name, and a name in ``some`` for any number of the path."""
+    return any(
+        all(
+            one in ("*", name) or (name in some and one.isdigit()) for one, name in zip(path, module[at:], strict=False)
+        )
+        for at in range(len(module) - len(path) + 1)
+    )
 
 
 def _position(at: int, length: int) -> str:

@@ -26,7 +26,7 @@ from policylang.planning.liveness import saved_and_recomputed
 from policylang.planning.pipelines import StageCosts, rank_peak, timetable, unfit
 from policylang.simulation.node_times import NodeTimes, node_times
 from policylang.tuning.budgets import INFEASIBLE
-from policylang.tuning.candidates import Pattern, stacks
+from policylang.tuning.candidates import Pattern, SearchSpace, stacks
 from policylang.tuning.decision_list import Zone, scripts
 from policylang.tuning.evaluation import (
     Allowed,
@@ -136,12 +136,12 @@ class StageTuner:
         facts = edited(self.facts, before, self.capabilities)
         times = self.times if facts is self.facts else node_times(facts, self.times.device)
         offload, said = self.allowed.offload, self._say
-        tuner = Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=said)
+        space = Tuner(facts, times, self.capabilities, besides=self.besides, offload=offload, progress=said).spaces[0]
         patterns, alike = list[Pattern](), list[TunedStages]()
-        found = tuner.candidates(self.budget).patterns
+        found = space.candidates(self.budget).patterns
         for number, pattern in enumerate(found, 1):
             self._say(f"planning pattern {number} of {len(found)} in all stages")
-            text = next(_texts(tuner, pattern, (), pattern), None)
+            text = next(_texts(space, pattern, (), pattern), None)
             if text is not None and (made := self._exact(before + text)) is not None:
                 patterns.append(pattern)
                 alike.append(made)
@@ -152,7 +152,7 @@ class StageTuner:
             if choice is None:
                 break
             self._say("writing the policy")
-            texts = islice(self._written(tuner, patterns, choice), _TEXTS)
+            texts = islice(self._written(space, patterns, choice), _TEXTS)
             exact = (self._exact(before + text) for text in texts)
             if fitting := [each for each in exact if each is not None and self._fits(each)]:
                 shortest = min(fitting, key=lambda each: (each.step, each.rules.count("\n"), each.rules))
@@ -234,10 +234,10 @@ class StageTuner:
 
     # --- texts ---
 
-    def _written(self, tuner: Tuner, patterns: Sequence[Pattern], choice: Choice) -> Iterator[str]:
+    def _written(self, space: SearchSpace, patterns: Sequence[Pattern], choice: Choice) -> Iterator[str]:
         """Texts in which each stage follows its pattern, the shortest first."""
-        stage_of = stages_of(tuner.facts, tuner.classes.blocks, self.pipeline).of
-        where = [stage_of[rows[0]] for rows in tuner.classes.rows]
+        stage_of = stages_of(space.facts, space.classes.blocks, self.pipeline).of
+        where = [stage_of[rows[0]] for rows in space.classes.rows]
         around = tuple(patterns[choice[max(stage, 0)]][number] for number, stage in enumerate(where))
         runs = [[*each] for _, each in groupby(range(len(choice)), choice.__getitem__)]
         last = len(choice) - 1
@@ -252,7 +252,7 @@ class StageTuner:
         for base in dict.fromkeys(each[0] for each in runs):
             apart = [each for each in runs if choice[each[0]] != choice[base]]
             forms.append((base, [zone(each[0], each[-1], each[0], nested=False) for each in apart]))
-        texts = {text for base, zones in forms for text in _texts(tuner, patterns[choice[base]], zones, around)}
+        texts = {text for base, zones in forms for text in _texts(space, patterns[choice[base]], zones, around)}
         return iter(sorted(texts, key=lambda text: (text.count("\n"), len(text), text)))
 
     def _shorter(self, found: TunedStages) -> TunedStages:
@@ -266,11 +266,11 @@ def _chosen(costs: Sequence[Sequence[StageCosts]], choice: Choice) -> list[Stage
     return [costs[number][stage] for stage, number in enumerate(choice)]
 
 
-def _texts(tuner: Tuner, base: Pattern, zones: Sequence[Zone], around: Pattern) -> Iterator[str]:
+def _texts(space: SearchSpace, base: Pattern, zones: Sequence[Zone], around: Pattern) -> Iterator[str]:
     """The shortest first."""
-    undecided = not tuner.override
-    for script in scripts(tuner.inside, tuner.outside, base, zones, around, undecided=undecided):
-        text = script.text(tuner.head, override=tuner.override)
+    undecided = not space.override
+    for script in scripts(space.inside, space.outside, base, zones, around, undecided=undecided):
+        text = script.text(space.head, override=space.override)
         if text is not None:
             yield text
 

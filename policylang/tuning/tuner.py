@@ -8,33 +8,18 @@ than composed is learned on the way. The best of all planned ones is chosen by i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from math import inf
 from typing import Literal
 
+from policylang.graph.blocks import blocks_of
 from policylang.graph.facts import Facts
-from policylang.language.cancellation import collector_paused
 from policylang.planning.capabilities import Capabilities
-from policylang.planning.schedule import EachBlock
 from policylang.simulation.node_times import NodeTimes
-from policylang.tuning.candidates import (
-    Candidates,
-    Pattern,
-    bundled_texts,
-    host_patterns,
-    patterns_by_hand,
-    patterns_of,
-    stacks,
-    texts_by_hand,
-)
-from policylang.tuning.choices import Choices, choices_of
-from policylang.tuning.composition import Composition, SegmentProfile
+from policylang.tuning.candidates import Candidates, SearchSpace, bundled_texts, stacks, texts_by_hand
 from policylang.tuning.evaluation import Besides, Budget, Candidate, Evaluation, Infeasible, Tuned
-from policylang.tuning.phrases import Option, Vocabulary, value_classes
-from policylang.tuning.program import bound_of
-from policylang.tuning.refinement import WORTH, Refinement
+from policylang.tuning.refinement import WORTH
 
 Progress = Callable[[str], None]
 Detail = Literal["all", "rules", "figures", "patterns"]
@@ -42,8 +27,6 @@ Detail = Literal["all", "rules", "figures", "patterns"]
 change nothing; or the figures without further rules."""
 NOTHING_BESIDES = Besides()
 _ROWS = 48
-_PROGRAMS, _LEAST_PROGRAMS, _NODES = 12, 4, 100_000
-"""Numbers of bytes for which an integer program is solved, and nodes in whole graphs: each pattern is simulated."""
 _OTHERS = 60_000
 """Nodes that are planned in any case, in whole graphs."""
 _FURTHER, _STARTS, _TRIED = 100_000, 3, 3
@@ -87,87 +70,43 @@ class Tuner:
         self.forward = sum(times.seconds[row] for row in facts.forward)
         self._say = progress or (lambda _: None)
         self.evaluation = Evaluation(facts, times, capabilities)
-        glob, blocks = stacks(facts)
-        self.head = f"blocks {glob}\n" if glob else ""
-        self.classes = value_classes(facts, blocks, capabilities, glob)
-        operators = self.evaluation.operators
-        self.inside = Vocabulary(facts, self.classes, operators, inside=True)
-        self.outside = Vocabulary(facts, self.classes, operators, inside=False)
-        self.each_block = EachBlock(facts, blocks) if capabilities.block_by_block else None
-        self.composition = Composition(facts, times, self.classes, self.each_block)
-        self.blocks = self.composition.count
+        found = [stacks(facts)]
+        if capabilities.block_by_block and found[0][0]:  # blocks are what is checkpointed: larger ones may be better
+            found.append(("", blocks_of(facts)))
+        self.spaces = tuple(
+            SearchSpace(
+                *(facts, times, capabilities, self.evaluation.operators, besides, glob, blocks),
+                offload=self.offload,
+                override=self.override,
+                say=self._say,
+            )
+            for glob, blocks in found
+        )
+        """One for each ``blocks`` statement, that of the innermost blocks first."""
         saved = self.evaluation.of("override save everything\n" if self.override else "save everything\n")
         self.save_all = saved or (None if facts.forward else self.evaluation.without_rules())
-        self._candidates: dict[bool, Candidates] = {}
-        self._choices: dict[tuple[int, ...], Choices] = {}
         self._tried: dict[tuple[str, Budget], str] = {}
         """What further rules made of what was chosen before."""
 
     def bound(self, saved: int) -> float:
         """Seconds of recomputation that no choice of values goes below that keeps at most so many bytes."""
         self._say("solving for the bound")
-        choices, held = self.choices(()), 0
-        if self.capabilities.block_by_block and self.save_all is not None:  # beside the columns: held in any case
-            held = self.save_all.saved - sum(choices.sizes)
-        return bound_of(choices, saved - held)
+        return min(each.bound(saved, self.save_all) for each in self.spaces)
 
-    def choices(self, keep: Sequence[int]) -> Choices:
-        if (key := tuple(keep)) not in self._choices:
-            self._choices[key] = choices_of(
-                self.facts,
-                self.times,
-                self.capabilities,
-                keep=keep,
-                override=self.override,
-                blocks=self.each_block,
-            )
-        return self._choices[key]
-
-    def candidates(self, budget: Budget) -> Candidates:
-        """The candidates for a budget: for a peak, blocks save their outputs; for bytes saved they need not."""
-        by_peak = budget.figure != "saved"
-        if by_peak not in self._candidates:
-            self._candidates[by_peak] = self._made(by_peak=by_peak)
-        return self._candidates[by_peak]
-
-    def _made(self, *, by_peak: bool) -> Candidates:
-        classes, composition = self.classes, self.composition
-        crossing = [row for number in sorted(classes.crossing) for row in classes.rows[number]]
-        self._say("solving for the candidates")
-        count = max(min(_PROGRAMS, _NODES // max(len(self.facts), 1)), _LEAST_PROGRAMS)
-        choices = self.choices(crossing if by_peak else ())
-        best = patterns_of(choices, classes, count)
-        if by_peak:  # of blocks that need not save their outputs, in all of them alone
-            best += patterns_of(self.choices(()), classes, 0)
-        found = [tuple(int(Option.SAVE) for _ in classes.all), *best]
-        found += patterns_by_hand(self.facts, classes, self.inside) if by_peak else ()
-        if self.capabilities.block_by_block:
-            saved = int(Option.SAVE)
-            found = [
-                tuple(option if each.inside else saved for option, each in zip(pattern, classes.all, strict=True))
-                for pattern in found
-            ]
-        self._say("simulating patterns")
-        simulated: dict[Pattern, SegmentProfile] = {}
-        with collector_paused():
-            on_host = tuple(host_patterns(classes, choices)) if self.offload else ()
-            for number, pattern in enumerate((*found, *on_host)):
-                profile = composition.profile(pattern, with_peak=by_peak, known=simulated)
-                if profile is not None and (number < len(found) or profile.offloads):
-                    simulated[profile.asked] = profile
-        profiles, words = tuple(simulated.values()), (self.inside, self.outside)
-        return Candidates(
-            composition, profiles, *words, self.besides, by_peak=by_peak, head=self.head, override=self.override
-        )
+    def candidates(self, budget: Budget) -> list[Candidates]:
+        """The candidates for a budget, of each space."""
+        return [each.candidates(budget) for each in self.spaces]
 
     @property
     def _others(self) -> tuple[Candidate, ...]:
         """Candidates that are planned in any case: as many as the size of the graph leaves time for."""
         before, found = "override " if self.override else "", []
-        for text in islice(texts_by_hand(self.facts, self.blocks, self.head), _OTHERS // max(len(self.facts), 1)):
-            lines = text.splitlines(keepends=True)
-            said = (line if "->" in line or line == self.head else before + line for line in lines)
-            found.append(self.evaluation.of("".join(said)))
+        for space in self.spaces:
+            texts = texts_by_hand(self.facts, space.composition.count, space.head)
+            for text in islice(texts, _OTHERS // max(len(self.facts), 1)):
+                lines = text.splitlines(keepends=True)
+                said = (line if "->" in line or line == space.head else before + line for line in lines)
+                found.append(self.evaluation.of("".join(said)))
         return tuple(each for each in found if each is not None)
 
     def _plan_bundled(self) -> None:
@@ -186,7 +125,7 @@ class Tuner:
         """
         self.evaluation.afresh()
         if table or budget.limit == inf:  # plan candidates over the whole range of memory
-            composed = self.candidates(budget).memory
+            composed = [memory for each in self.candidates(budget) for memory in each.memory]
             low, high = min(composed), max(composed)
             for step in range(_ROWS):
                 self._at(budget, low + (high - low) * step / (_ROWS - 1))
@@ -228,28 +167,30 @@ class Tuner:
             return chosen
         if (key := (chosen.rules, budget)) in self._tried:
             return self.evaluation.of(self._tried[key]) or chosen
-        mixed, left, best = self.candidates(budget), _FURTHER // max(len(self.facts), 1), chosen
-        counted = self.evaluation.asked()
+        best, counted = chosen, self.evaluation.asked()
+        own = next((each for each in self.spaces if chosen.rules.startswith(each.head)), None)
+        for space in self.spaces:
+            best = self._refined_in(space, chosen if space is own else None, best, budget)
+        self.evaluation.afresh(counted)  # rules that are not worth a line beat nothing
+        self._tried[key] = best.rules
+        return self.evaluation.of(best.rules) or best
+
+    def _refined_in(self, space: SearchSpace, chosen: Candidate | None, best: Candidate, budget: Budget) -> Candidate:
+        mixed, left = space.candidates(budget), _FURTHER // max(len(self.facts), 1)
         patterns = sorted(range(len(mixed.patterns)), key=lambda at: abs(mixed.memory[at] - budget.limit))
         for first in chain([chosen], (self._candidate(mixed, at) for at in patterns[:_STARTS] if left > 0)):
-            start: Candidate | None = first
+            start = first
             while start is not None and left > 0 and "include" not in start.rules:
                 made, room = self.evaluation.planned(start.rules), budget.limit - self.besides.memory(start, budget)
                 assert made is not None, "a candidate is a policy against which nothing is to be said"
-                texts = self._refinement.texts(start.rules, made, room * (1 - self.besides.reserve))
+                texts = space.refinement.texts(start.rules, made, room * (1 - self.besides.reserve))
                 least, start, left = start.price if room >= 0 else inf, None, left - 1
                 for text in texts[:_TRIED]:
                     other, left = self.evaluation.of(text), left - 1
                     if other is not None and self._fits(other, budget) and other.price < least:
                         start, best = other, other if other.price < (1 - WORTH) * best.price else best
                         break
-        self.evaluation.afresh(counted)  # rules that are not worth a line beat nothing
-        self._tried[key] = best.rules
-        return self.evaluation.of(best.rules) or best
-
-    @cached_property
-    def _refinement(self) -> Refinement:
-        return Refinement(self.choices(()), self.classes, self.inside, self.outside, override=self.override)
+        return best
 
     def _without_idle_lines(self, chosen: Candidate, budget: Budget) -> Candidate:
         """Fewer lines within the budget: without those that decide little memory and without which the step takes no
@@ -316,13 +257,19 @@ class Tuner:
         """The fastest candidate in so much memory, of the first ``most`` that are planned."""
         if self.save_all is not None and self.besides.memory(self.save_all, budget) <= limit:
             return self.save_all
-        chosen, same = self.candidates(budget), _SAME * self.forward
-        memory = chosen.memory
-        known = list(self._others)
-        if limit < _LOW * min(memory):  # the composed figures may be above the simulated ones
+        found, known = self.candidates(budget), list(self._others)
+        if limit < _LOW * min(min(each.memory) for each in found):  # composed figures may be above simulated ones
             known.append(self.smallest(budget))
         known = [each for each in known if self.besides.memory(each, budget) <= limit]
         best = min(known, key=lambda each: each.price, default=None)
+        for chosen in found:
+            best = self._faster(chosen, budget, limit, best, most)
+        return best
+
+    def _faster(
+        self, chosen: Candidates, budget: Budget, limit: float, best: Candidate | None, most: float
+    ) -> Candidate | None:
+        memory, same = chosen.memory, _SAME * self.forward
         above: dict[tuple[int, ...], deque[int]] = {}  # how much more than composed the last of a kind took
         for at in chosen.by_time:
             if most <= 0 or (best is not None and chosen.seconds[at] >= best.price - same):
@@ -341,11 +288,14 @@ class Tuner:
 
     def _cheapest(self, budget: Budget, limit: float) -> Candidate | None:
         """The candidate that takes the least memory in so much time."""
-        chosen = self.candidates(budget)
-        memory = chosen.memory
         known = (each for each in (self.save_all, *self._others) if each is not None and each.price <= limit)
         best = min(known, key=lambda each: self.besides.memory(each, budget), default=None)
-        tied, misses = 0.0, 0
+        for chosen in self.candidates(budget):
+            best = self._smaller(chosen, budget, limit, best)
+        return best
+
+    def _smaller(self, chosen: Candidates, budget: Budget, limit: float, best: Candidate | None) -> Candidate | None:
+        memory, tied, misses = chosen.memory, 0.0, 0
         for at in chosen.by_memory:
             least = inf if best is None else self.besides.memory(best, budget)
             if memory[at] + chosen.slack >= least or (best is not None and self._is_least(best, budget)):

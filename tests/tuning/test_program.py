@@ -255,7 +255,7 @@ def test_in_eager_it_is_what_a_block_that_runs_again_comes_to() -> None:
         assert bound <= seconds * (1 + 1e-9) + 1e-15
     bound, everything = cost_of(parse("recompute everything in block\nundecided -> save"))
     assert bound == pytest.approx(everything), "inputs of blocks and what lies outside are no bytes to spend"
-    program = Program(tuner.choices(()))
+    program = Program(tuner.spaces[0].choices(()))
     assert chosen(program.choices, program.vertices()[0]).seconds == pytest.approx(everything)
 
 

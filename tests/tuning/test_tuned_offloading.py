@@ -141,7 +141,7 @@ def fates_under(text: str) -> tuple[tuple[int, ...], ...]:
 @pytest.mark.slow
 def test_what_is_composed_of_blocks_that_copy_is_what_is_simulated() -> None:
     tuner = offloading(MIDDLING)
-    made, seen = tuner.candidates(Budget("peak", inf)), 0
+    made, seen = tuner.spaces[0].candidates(Budget("peak", inf)), 0
     peak, _, recompute, copies = made.figures
     moving = [at for at, fates in enumerate(made.patterns) if Option.OFFLOAD in fates]
     for at in range(0, len(made.rows), 7):

@@ -146,22 +146,22 @@ def test_saved_bytes_come_close_to_the_bound() -> None:
 @pytest.mark.parametrize("path", [JOINT, EAGER])
 def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> None:
     tuner = Tuner(stacked(), times_of(), path)
-    patterns = tuner.candidates(Budget("peak", 0)).patterns
-    composed = [tuner.composition.profile(fates, with_peak=True) for fates in patterns]
+    patterns = tuner.spaces[0].candidates(Budget("peak", 0)).patterns
+    composed = [tuner.spaces[0].composition.profile(fates, with_peak=True) for fates in patterns]
     usable = [at for at, each in enumerate(composed) if each.saves_outputs]
     random = np.random.default_rng(0)
     for _ in range(20):
         blocks = random.choice(usable, size=(1, 6)).astype(np.int32)
         around = random.choice(usable, size=1).astype(np.int32)
-        composed_peak, _, again, _ = tuner.composition.mixtures(composed, np.column_stack([blocks, around]))
-        decisions = list(tuner.composition.decisions(patterns[around[0]]))
+        composed_peak, _, again, _ = tuner.spaces[0].composition.mixtures(composed, np.column_stack([blocks, around]))
+        decisions = list(tuner.spaces[0].composition.decisions(patterns[around[0]]))
         for row in stacked().forward:
-            block = tuner.classes.blocks.block_of[row]
+            block = tuner.spaces[0].classes.blocks.block_of[row]
             if block >= 0:
-                decisions[row] = tuner.composition.decisions(patterns[blocks[0, block]])[row]
+                decisions[row] = tuner.spaces[0].composition.decisions(patterns[blocks[0, block]])[row]
         schedule = schedule_of(stacked(), decisions)
         if path is EAGER:
-            checkpoints = checkpoints_around(stacked(), tuner.classes.blocks)
+            checkpoints = checkpoints_around(stacked(), tuner.spaces[0].classes.blocks)
             kept = held_and_rerun(stacked(), decisions, checkpoints)
             schedule = build_checkpointed_schedule(stacked(), checkpoints, *kept)
         peak = estimate_peak(stacked(), schedule).bytes
@@ -173,7 +173,7 @@ def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> 
 def test_further_rules_spare_what_they_are_said_to(share: float) -> None:
     budget, tuner = peak_at(share), tuner_of()
     start, room = tuner._picked(budget), 300
-    texts = tuner._refinement.texts(start.rules, planned(start.rules, stacked()), room)
+    texts = tuner.spaces[0].refinement.texts(start.rules, planned(start.rules, stacked()), room)
     found = [each for text in texts if (each := tuner.evaluation.of(text)) is not None]
     assert found
     assert all(each.saved <= start.saved + room and each.recompute < start.recompute for each in found)
@@ -187,7 +187,7 @@ def test_no_further_rule_takes_the_place_of_one_that_is_needed() -> None:
     tuner, some = Tuner(facts, node_times(facts, DEVICE), JOINT), ("mm in mlp.up", "attention")
     more = [f"save {each} in first {count} blocks" for count in range(7, 0, -1) for each in some]
     text = "\n".join(["recompute everything", "save silu in block", *more]) + "\n"
-    found = tuner._refinement.texts(text, planned(text, facts), 1e6)
+    found = tuner.spaces[0].refinement.texts(text, planned(text, facts), 1e6)
     assert found
     for each in found:
         assert "save silu in block" in each

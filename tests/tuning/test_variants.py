@@ -97,7 +97,7 @@ def test_an_order_needs_a_path_that_carries_it_out_and_a_step_to_shorten() -> No
 
 def gathers_said(facts: Facts) -> list[str]:
     """What the tuner may write of gathers in blocks."""
-    found = Tuner(facts, node_times(facts, load_device(DEVICE)), JOINT).inside.phrases
+    found = Tuner(facts, node_times(facts, load_device(DEVICE)), JOINT).spaces[0].inside.phrases
     return [each.text("in block", inside=True) for each in found if "all_gather" in each.subject]
 
 
