@@ -104,7 +104,7 @@ class Refinement:
                 ways.append((np.array(state), lines[:at] + lines[at + 1 :]))
             before.update(dict.fromkeys(outcome.matched, outcome.rule.action is not Action.SAVE))
         sizes, seconds, _ = self._figures(np.stack([again, *(state for state, _ in ways)], axis=1))
-        harm = abs(seconds[1:] / seconds[0] - 1) + abs(sizes[1:] / sizes[0] - 1)
+        harm = sum(abs(each[1:] - each[0]) / (each[0] or 1.0) for each in (seconds, sizes))  # one may be nothing
         return [ways[at] for at in np.argsort(harm, kind="stable")[:_WITHOUT]]
 
     def _with_more(self, again: Bools, lines: list[str], rules: _Rules, limit: float, least: float) -> Weighed:
