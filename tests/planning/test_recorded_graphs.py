@@ -229,6 +229,12 @@ def test_gathers_of_a_buffer_and_of_an_input_are_named(name: str) -> None:
     )
 
 
+def test_a_rule_about_all_others_is_no_contract_about_parameters() -> None:
+    facts = graph(BUFFER, PARAMETER, INPUT)
+    assert not notes("override save all_gather where not from parameter and from buffer", facts)
+    assert notes("override save all_gather where from parameter", facts)
+
+
 def test_a_rule_about_them_covers_them() -> None:
     facts = graph(BUFFER, PARAMETER, INPUT)
     text = "include <fsdp_reshard_always>\noverride must_recompute chain through (all_gather where from buffer)"
