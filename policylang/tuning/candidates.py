@@ -377,17 +377,16 @@ class SearchSpace:
 
     def _made(self, *, by_peak: bool) -> Candidates:
         classes, composition = self.classes, self.composition
-        crossing = [row for number in sorted(classes.crossing) for row in classes.rows[number]]
+        # a checkpoint holds what the block before returns
+        outputs = classes.crossing if by_peak and not self.capabilities.block_by_block else frozenset[int]()
         self._say("solving for the candidates")
         count = max(min(_PROGRAMS, _NODES // max(len(self.facts), 1)), _LEAST_PROGRAMS)
-        outputs = by_peak and not self.capabilities.block_by_block  # a checkpoint holds what the one before returns
-        choices = self.choices(crossing if outputs else ())
+        choices = self.choices([row for number in sorted(outputs) for row in classes.rows[number]])
         best = patterns_of(choices, classes, count)
         if outputs:  # of blocks that need not save their outputs, in all of them alone
             best += patterns_of(self.choices(()), classes, 0)
         found = [tuple(int(Option.SAVE) for _ in classes.all), *best]
-        kept = classes.crossing if outputs else frozenset[int]()
-        found += patterns_by_hand(self.facts, classes, self.inside, kept) if by_peak else ()
+        found += patterns_by_hand(self.facts, classes, self.inside, outputs) if by_peak else ()
         if self.capabilities.block_by_block:
             saved = int(Option.SAVE)
             found = [

@@ -145,23 +145,23 @@ def test_saved_bytes_come_close_to_the_bound() -> None:
 
 @pytest.mark.parametrize("path", [JOINT, EAGER])
 def test_what_is_composed_of_blocks_is_what_is_simulated(path: Capabilities) -> None:
-    tuner = Tuner(stacked(), times_of(), path)
-    patterns = tuner.spaces[0].candidates(Budget("peak", 0)).patterns
-    composed = [tuner.spaces[0].composition.profile(fates, with_peak=True) for fates in patterns]
+    space = Tuner(stacked(), times_of(), path).spaces[0]
+    patterns = space.candidates(Budget("peak", 0)).patterns
+    composed = [space.composition.profile(fates, with_peak=True) for fates in patterns]
     usable = [at for at, each in enumerate(composed) if each.saves_outputs]
     random = np.random.default_rng(0)
     for _ in range(20):
         blocks = random.choice(usable, size=(1, 6)).astype(np.int32)
         around = random.choice(usable, size=1).astype(np.int32)
-        composed_peak, _, again, _ = tuner.spaces[0].composition.mixtures(composed, np.column_stack([blocks, around]))
-        decisions = list(tuner.spaces[0].composition.decisions(patterns[around[0]]))
+        composed_peak, _, again, _ = space.composition.mixtures(composed, np.column_stack([blocks, around]))
+        decisions = list(space.composition.decisions(patterns[around[0]]))
         for row in stacked().forward:
-            block = tuner.spaces[0].classes.blocks.block_of[row]
+            block = space.classes.blocks.block_of[row]
             if block >= 0:
-                decisions[row] = tuner.spaces[0].composition.decisions(patterns[blocks[0, block]])[row]
+                decisions[row] = space.composition.decisions(patterns[blocks[0, block]])[row]
         schedule = schedule_of(stacked(), decisions)
         if path is EAGER:
-            checkpoints = checkpoints_around(stacked(), tuner.spaces[0].classes.blocks)
+            checkpoints = checkpoints_around(stacked(), space.classes.blocks)
             kept = held_and_rerun(stacked(), decisions, checkpoints)
             schedule = build_checkpointed_schedule(stacked(), checkpoints, *kept)
         peak = estimate_peak(stacked(), schedule).bytes

@@ -42,15 +42,13 @@ def gathers_left(policy: syntax.Policy, facts: Facts, chains: Chains, rules: Seq
     """A note at the first contract about parameters' gathers, with those of other inputs that no such rule covers. Only
     a rule with `override` is a contract; any other leaves what it leaves."""
     about = [(outcome, kinds) for outcome in rules if (kinds := origins_asked(outcome.rule, policy))]
-    asking = [outcome for outcome, kinds in about if InputKind.PARAMETER in kinds and outcome.rule.override]
-    if not asking:
+    asking = (outcome for outcome, kinds in about if InputKind.PARAMETER in kinds and outcome.rule.override)
+    # `where not from parameter` asks too, and is about none
+    contract = next((each for each in asking if any(chains.from_parameter_mask[row] for row in each.matched)), None)
+    if contract is None:
         return []
     covered = {row for outcome, _ in about for row in outcome.matched}
     origins, flags, users = chains.origins, facts.flags, facts.users
-    own = {row for row, kind in enumerate(facts.input_kinds) if kind == InputKind.PARAMETER}
-    contract = next((each for each in asking if any(origins[row] in own for row in each.matched)), None)
-    if contract is None:  # `where not from parameter`
-        return []
     # the forward nodes whose value the backward reads, or another value made of the same input alone
     needed = bytearray(len(facts))
     for row in reversed(facts.forward):
